@@ -86,7 +86,7 @@ FULL = {
         "test_an_end_from_outside_leaves_nothing[SIGKILL-worker",
         "test_an_end_from_outside_leaves_nothing[SIGINT-launcher",
         "test_what_stays_eager[second", "test_what_stays_eager[own", "test_what_stays_eager[no",
-        "test_what_stays_eager[shared", "test_what_stays_eager[a device",
+        "test_what_stays_eager[shared",
         "test_where_nothing_forks_", "test_a_script_that_ends_meanwhile",
         "test_workers_of_a_loader_", "test_what_is_compiled_again_", "test_what_stays_eager[shapes",
     ),

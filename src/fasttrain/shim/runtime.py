@@ -351,7 +351,8 @@ class Runtime:
             self._nan.read()
         if now - self._reported_s >= REPORT_EVERY_S or step == 1:
             self._report(finished=False)
-        if self._tuner is not None or self._prover is not None:
+        compared = self._tuner is not None or self._prover is not None
+        if compared and not self._meter.capturing:
             with self._comparing:
                 self._compare()
         # With several optimizers the others may not have stepped in this iteration yet.

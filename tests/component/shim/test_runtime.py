@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from fasttrain.launch.hang.heartbeats import HeartbeatRecords
 from fasttrain.model.codec import loads
 from fasttrain.model.outcome import RankReport, State
 from fasttrain.shim import runtime as runtime_module
+from fasttrain.shim.hooks.steps import StepMeter
 from fasttrain.shim.reporter import NOT_RECORDED
 from fasttrain.shim.runtime import Runtime
 
@@ -233,3 +235,19 @@ def test_threads_that_make_steps_take_turns_in_what_is_compared(install: Any) ->
         assert [each.result() for each in [pool.submit(train, 5) for _ in range(2)]] == [None] * 2
     assert together
     assert not any(together)
+
+
+def test_nothing_is_compared_in_a_step_that_the_script_captures(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, compared = install(), list[int]()
+    comparing: Any = SimpleNamespace(
+        done=False, after_step=lambda: compared.append(1), finish=lambda: None
+    )
+    runtime._tuner = comparing
+    monkeypatch.setattr(StepMeter, "capturing", True)
+    train(3)
+    assert compared == []
+    monkeypatch.setattr(StepMeter, "capturing", False)
+    train(3)
+    assert compared == [1, 1, 1]

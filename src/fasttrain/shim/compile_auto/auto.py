@@ -13,7 +13,8 @@ import math
 import os
 import random
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from fasttrain.model.decision import Decision
 from fasttrain.model.levers import Compile
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.compile_auto.background import SHARE, Background, counted
+from fasttrain.shim.compile_auto.foreground import TimeBox, no_room_on
 from fasttrain.shim.compile_auto.outlook import CACHE_FOLDER, Outlook
 from fasttrain.shim.compile_auto.peers import Others, Ready, Steps
 from fasttrain.shim.compile_auto.rule import Choice
@@ -97,7 +99,11 @@ class AutoCompile(SwitchedProcess):
         if why:
             self._stay(why)
             return
-        if self._on_cpu() and not (yield from self._compile_apart(plain_s)):
+        if self._on_cpu():
+            if not (yield from self._compile_apart(plain_s)):
+                return
+        elif why := no_room_on(self._devices()):
+            self._stay(why)
             return
         times = yield from self._switch(plain_s)
         if times and (yield from self._compare(times)):
@@ -108,7 +114,7 @@ class AutoCompile(SwitchedProcess):
         while True:
             forks = self._on_cpu()
             prospect = self._outlook.prospect(plain_s, self._parts, forks=forks)
-            choice = self._outlook.decide(prospect, forks=forks)
+            choice = self._outlook.decide(prospect, ends=forks or not self._shared.plan.strict)
             if choice.verdict != "wait":
                 self._note("decided", {**asdict(prospect), **asdict(choice)})
                 return choice
@@ -133,11 +139,7 @@ class AutoCompile(SwitchedProcess):
             self._stay(why)
             return False
         self._set(Switched("compiling", "the run ended while it compiled in the background"))
-        prospect = self._outlook.prospect(plain_s, self._parts, forks=True)
-        # What rests on a cache alone, which may have lost the graphs, is ended at what it was to
-        # cost: it is the part of the run that a compilation in vain may take.
-        over = 1.0 if self._outlook.warm else MOST_OVER
-        allowed_s = max(over * prospect.cost_s, SHARE * prospect.known_s)
+        allowed_s = self._allowed_s(plain_s, forks=True)
         failed = yield from self._background.compile(self._forms, plain_s, allowed_s)
         self._found = replace(
             self._found,
@@ -150,6 +152,18 @@ class AutoCompile(SwitchedProcess):
             self.recorder.note(f"runs eagerly: {failed}")
         return bool(self._forms)
 
+    def _allowed_s(self, plain_s: float, *, forks: bool) -> float:
+        """Return the seconds after which a compilation is ended."""
+        prospect = self._outlook.prospect(plain_s, self._parts, forks=forks)
+        # What rests on a cache alone, which may have lost the graphs, is ended at what it was to
+        # cost: it is the part of the run that a compilation in vain may take.
+        over = 1.0 if self._outlook.warm else MOST_OVER
+        return max(over * prospect.cost_s, SHARE * prospect.known_s)
+
+    def _devices(self) -> set[torch.device]:
+        modules = [module for root in self._forms if (module := root.ref()) is not None]
+        return {one.device for module in modules for one in Module.parameters(module)}
+
     def _switch(self, plain_s: float) -> Steps[list[float]]:
         """Run compiled from the next step on; return the times of the first steps."""
         if why := self._why_not() or self._others.objection():
@@ -160,11 +174,10 @@ class AutoCompile(SwitchedProcess):
         self._begin_comparing(plain_s)
         if not self._begin():
             return []
-        times: list[float] = []
-        while not settled(times):
-            yield
-            times.append(self._clock.taken_s)
-            self._has_switched = True  # what is compiled from now on wasn't foreseen
+        with self._time_box(plain_s) as box:
+            times = yield from self._first_times(box)
+        if not times:
+            return []
         cached = not counted("fxgraph_cache_miss")
         self._found = replace(
             self._found,
@@ -173,11 +186,34 @@ class AutoCompile(SwitchedProcess):
             cache=os.environ.get(CACHE_FOLDER, "") if cached else "",
         )
         self.lever.refresh()
-        if not self._found.cached:
+        if self._found.background_s and not cached:
             self.recorder.note("not all that was compiled in the background was found in the cache")
         if not self.recorder.counts["graphs"]:
             yield from self._drop_together(NO_GRAPH)
             return []
+        return times
+
+    @contextmanager
+    def _time_box(self, plain_s: float) -> Iterator[TimeBox | None]:
+        """Have compilations ended that take too long, where the training waits for them."""
+        if self._on_cpu():
+            yield None
+            return
+        box = TimeBox(self._allowed_s(plain_s, forks=False))
+        with ExitStack() as undo:
+            box.install(self.lever.on_compiling, undo)
+            yield box
+
+    def _first_times(self, box: TimeBox | None) -> Steps[list[float]]:
+        """Return the times of compiled steps until they are settled; none if it took too long."""
+        times: list[float] = []
+        while not settled(times):
+            yield
+            times.append(self._clock.taken_s)
+            self._has_switched = True  # what is compiled from now on wasn't foreseen
+            if box is not None and box.over:
+                yield from self._drop_together(f"compiling took more than {box.allowed_s:.0f} s")
+                return []
         return times
 
     def _compare(self, times: list[float]) -> Steps[bool]:

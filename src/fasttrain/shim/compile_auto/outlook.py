@@ -108,15 +108,20 @@ class Outlook:
             return any(Path(cache).iterdir())
         return False
 
-    def decide(self, prospect: Prospect, *, forks: bool) -> Choice:
-        """Return whether to compile now, later or never."""
+    def decide(self, prospect: Prospect, *, ends: bool) -> Choice:
+        """Return whether to compile now, later or never.
+
+        Args:
+            prospect: What is known.
+            ends: Whether a compilation can be ended that takes too long.
+        """
         if self._earlier is not None and self._earlier.dropped:
             why = f"dropped on {self._earlier.date}: {self._earlier.dropped}"
             return Choice("never", f"it would not pay: {why}")
-        if not forks and prospect.ratio is None:
+        if not ends and prospect.ratio is None:
             return Choice("never", (
-                "nothing compiles in the background on this device, and no earlier run with"
-                " --compile default says that it is faster"
+                "nothing compiles in the background on this device, under --strict nothing ends"
+                " a compilation, and no earlier run with --compile default says that it is faster"
             ))  # fmt: skip
         return rule.decide(prospect)
 

@@ -119,6 +119,8 @@ class SwitchedProcess(ABC):
         self._clock.tick()
         if self._program is None or os.getpid() != self._owner or self._is_given_up():
             return
+        if self._meter.capturing:
+            return
         if not self._stepping.acquire(blocking=False):
             return  # another thread of the script, which trains as well, ends a step
         try:

@@ -26,7 +26,14 @@ from torch.optim.optimizer import (
 from fasttrain.model.outcome import StepStats
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.device_clock import DeviceClock, Mark, Span, module_of, seconds_between
+from fasttrain.shim.hooks.device_clock import (
+    DeviceClock,
+    Mark,
+    Span,
+    is_capturing,
+    module_of,
+    seconds_between,
+)
 from fasttrain.shim.hooks.loop import known_epoch, on_backward, on_batch
 from fasttrain.shim.hooks.roots import Root, first_parameter
 from fasttrain.shim.hooks.seams import then
@@ -319,6 +326,11 @@ class StepMeter:
         self.before_next: list[Callable[[int], None]] = []
         self.on_pass: list[Callable[[int], None]] = []
         self._clear(started_s)
+
+    @property
+    def capturing(self) -> bool:
+        """True in a step that the script captures in a CUDA graph: nothing may wait for it."""
+        return bool(self.device) and is_capturing(torch.device(self.device))
 
     def reset(self) -> None:
         """Count from zero, in a forked child."""

@@ -87,7 +87,7 @@ class Loop:
         os.environ |= {"WORLD_SIZE": str(ranks.world_size), "RANK": str(ranks.rank)}
         self.undo, self.final = ExitStack(), list[Callable[[], None]]()
         self.meter: Any = SimpleNamespace(
-            steps=options.get("ahead", 0), device="", on_step=[], on_pass=[]
+            capturing=False, steps=options.get("ahead", 0), device="", on_step=[], on_pass=[]
         )
         roots = RootCalls()
         self.shared: Any = SimpleNamespace(

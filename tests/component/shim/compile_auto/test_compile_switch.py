@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def raise_it(*_: Any) -> None:
 def auto() -> Any:
     made: Any = FollowingCompile.__new__(FollowingCompile)
     made._clock, made._owner, made._found = StepClock(), os.getpid(), Switched("watching")
-    made._stepping = threading.Lock()
+    made._stepping, made._meter = threading.Lock(), SimpleNamespace(capturing=False)
     return made
 
 
@@ -69,3 +70,19 @@ def test_an_exception_of_a_signal_handler_is_the_scripts(auto: Any) -> None:
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert len(steps) == 2
+
+
+def test_a_step_that_the_script_captures_decides_nothing(auto: Any) -> None:
+    """It would wait for the device, which ends the capture with an error."""
+    steps: list[int] = []
+
+    def program() -> Any:
+        while True:
+            yield
+            steps.append(1)
+
+    auto._program = program()
+    next(auto._program)
+    for auto._meter.capturing in (True, False, True):
+        auto._after_step(1)
+    assert len(steps) == 1

@@ -150,6 +150,14 @@ def test_a_captured_step_has_no_event(loop: Loop, monkeypatch: pytest.MonkeyPatc
     assert loop.meter.stats(0.0).median_step_s == pytest.approx(QUEUEING_S)
 
 
+def test_a_captured_step_says_so(loop: Loop) -> None:
+    assert not loop.meter.capturing, "no device is known"
+    loop.step(0.01)
+    assert not loop.meter.capturing
+    loop.host.capturing = True
+    assert loop.meter.capturing
+
+
 def test_nothing_is_asked_about_earlier_steps_while_one_is_captured(loop: Loop) -> None:
     """The device hasn't ended them when the capture begins."""
     for _ in range(3):

@@ -1,0 +1,147 @@
+"""A compilation that the training waits for is ended when it takes too long; nothing else is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fasttrain.shim.compile_auto import foreground
+from fasttrain.shim.compile_auto.foreground import TimeBox, TooLongError, no_room_on
+
+LONG_S = 20.0
+
+
+def busy(seconds: float) -> None:
+    """Compute, as a compiler does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def test_one_that_takes_too_long_is_ended() -> None:
+    box = TimeBox(0.2)
+    began_s = time.monotonic()
+    box.compiling("Net")
+    with pytest.raises(TooLongError):
+        busy(LONG_S)
+    box.compiling("")
+    assert box.over
+    assert 0.15 < time.monotonic() - began_s < LONG_S / 2
+    busy(0.1)  # nothing is raised any more
+
+
+def test_one_that_is_done_in_time_is_left_alone() -> None:
+    box = TimeBox(0.3)
+    box.compiling("Net")
+    busy(0.05)
+    box.compiling("")
+    busy(0.5)
+    assert not box.over
+
+
+def test_all_of_them_share_the_time() -> None:
+    box = TimeBox(0.4)
+    box.compiling("Net")
+    busy(0.3)
+    box.compiling("")
+    box.compiling("Net")
+    with pytest.raises(TooLongError):
+        busy(LONG_S)
+    box.compiling("")
+    box.compiling("Net")
+    with pytest.raises(TooLongError):
+        busy(LONG_S)
+    box.compiling("")
+
+
+def test_a_compiler_that_catches_the_exception_gets_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foreground, "AGAIN_S", 0.1)
+    box = TimeBox(0.0)
+    box.compiling("Net")
+    caught = 0
+    for _ in range(3):
+        try:
+            busy(LONG_S)
+        except TooLongError:
+            caught += 1
+    box.compiling("")
+    assert caught == 3
+
+
+def test_an_exception_that_is_late_reaches_nobody() -> None:
+    box = TimeBox(LONG_S)
+    box.compiling("Net")
+    lock, tried = box._lock, list[int]()
+
+    class Late:
+        """It comes when the compilation has ended."""
+
+        def __enter__(self) -> None:
+            tried.append(1)
+            if len(tried) == 1:
+                foreground._raise_in(threading.get_ident(), TooLongError)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            if lock.locked():
+                lock.release()
+
+    box._lock = Late()  # type: ignore[assignment]
+    box.compiling("")
+    assert len(tried) == 2
+    assert box._done is None
+
+
+def test_an_exception_that_is_lost_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    class Lost:
+        def __del__(self) -> None:
+            raise TooLongError
+
+    class Other:
+        def __del__(self) -> None:
+            raise ValueError("the script's")
+
+    listeners: list[Any] = []
+    before = sys.unraisablehook
+    sys.unraisablehook = sys.__unraisablehook__
+    try:
+        with ExitStack() as undo:
+            TimeBox(LONG_S).install(listeners, undo)
+            assert len(listeners) == 1
+            Lost()
+            Other()
+        assert sys.unraisablehook is sys.__unraisablehook__
+    finally:
+        sys.unraisablehook = before
+    assert listeners == []
+    said = capfd.readouterr().err
+    assert "the script's" in said
+    assert "TooLongError" not in said
+
+
+@pytest.mark.parametrize(("free", "told"), [(20, ""), (5, "no memory to run compiled")])
+def test_a_device_needs_room(monkeypatch: pytest.MonkeyPatch, free: int, told: str) -> None:
+    module = SimpleNamespace(
+        mem_get_info=lambda _: (free << 30, 141 << 30),
+        memory_reserved=lambda _: 100 << 30,
+        max_memory_allocated=lambda _: 90 << 30,
+    )
+    monkeypatch.setattr(foreground, "module_of", lambda _: module)
+    assert told in no_room_on([torch.device("cuda", 0)])
+    assert bool(told) == bool(no_room_on([torch.device("cuda", 0)]))
+
+
+def test_a_device_that_does_not_say_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreground, "module_of", lambda _: SimpleNamespace())
+    assert "isn't known" in no_room_on([torch.device("xpu", 0)])
+    monkeypatch.undo()
+    assert no_room_on([torch.device("cpu")]) == ""
