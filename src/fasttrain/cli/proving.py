@@ -41,10 +41,11 @@ from fasttrain.planning.proof import (
     SIDES,
     STEPS,
     check,
+    compared,
     of_one_attempt,
     one_process,
-    plain_settings,
     plan_side,
+    python_settings,
     rounding,
 )
 from fasttrain.statistics.paired import PairedClocks
@@ -94,7 +95,7 @@ def _plans(
     plans: dict[Side, LaunchPlan] = {}
     rounded = 0.0
     settings = of_one_attempt(settings)
-    plain = plain_settings(settings)
+    plain = python_settings(settings)
     for side in sorted(SIDES):  # the chosen levers, which come first, say by what controls round
         run_id, run_dir = f"{invocation.run_id}-{side}", f"{invocation.run_dir}/{side}"
         of_side = replace(invocation, run_id=run_id, run_dir=run_dir)
@@ -125,7 +126,7 @@ def _check_system(plan: LaunchPlan) -> None:
 
 
 def _announced(plan: LaunchPlan, steps: int, *, apart: bool) -> str:
-    on = ", ".join(f"{name} {word}" for name, word in plan.levers.on().items())
+    on = ", ".join(f"{name} {word}" for name, word in compared(plan).items())
     writes = "thrown away" if apart else "kept"
     ranks = plan.processes.value.world_size
     of = f" of {ranks} ranks" if ranks > 1 else ""

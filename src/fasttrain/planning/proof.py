@@ -33,6 +33,11 @@ def plain_settings(settings: Settings) -> Settings:
     return replace(settings, **off)
 
 
+def python_settings(settings: Settings) -> Settings:
+    """Return the settings of a run as ``python train.py``: without levers or workers of ours."""
+    return replace(plain_settings(settings), loader_workers=Setting(None, _PROOF))
+
+
 def of_one_attempt(settings: Settings) -> Settings:
     """Return the settings of a run that isn't restarted: what it does would be compared twice."""
     return replace(settings, max_restarts=Setting(0, _PROOF))
@@ -51,7 +56,7 @@ def check(plan: LaunchPlan) -> None:
         FasttrainError: Those of `check_comparable`, and ``prove-nothing`` without any lever.
     """
     check_comparable(plan, "prove", _apart(plan))
-    if not plan.levers.on():
+    if not compared(plan):
         reasons = (f"{name}: {getattr(plan.levers, name).reason}" for name in LEVERS)
         raise FasttrainError(
             "there is nothing to prove",
@@ -59,6 +64,12 @@ def check(plan: LaunchPlan) -> None:
             fix="ask for a lever, such as --compile default",
             slug="prove-nothing",
         )
+
+
+def compared(plan: LaunchPlan) -> dict[str, str]:
+    """Return what is compared with plain python: the levers that are on, and loader workers."""
+    workers = plan.loader_workers
+    return plan.levers.on() | ({"loader workers": str(workers.value)} if workers else {})
 
 
 def _apart(plan: LaunchPlan) -> str:

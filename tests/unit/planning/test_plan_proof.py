@@ -15,9 +15,11 @@ from fasttrain.planning.plan import make_plan
 from fasttrain.planning.proof import (
     REORDERED,
     check,
+    compared,
     one_process,
     plain_settings,
     plan_side,
+    python_settings,
     rounding,
     without_levers,
 )
@@ -26,7 +28,7 @@ from fasttrain.planning.proof import (
 def side_of(make: Any, machine: Any, side: Any, environ: Any = (), **options: Any) -> LaunchPlan:
     settings = make.settings(**options)
     if side != "chosen":
-        settings = plain_settings(settings)
+        settings = python_settings(settings)
     plan = make_plan(settings, machine, make.invocation())
     kind = plan.device_kind.value
     off = {name: row.off_value(kind, settings) for name, row in LEVERS.items()}
@@ -97,6 +99,15 @@ def test_controls_round_as_the_roughest_lever(
     make: Any, options: dict[str, Any], expected: float
 ) -> None:
     assert rounding(make.plan(make.gpus(1), **options)) == expected
+
+
+def test_loader_workers_are_compared_with_none(make: Any) -> None:
+    options = {"compile": "off", "optimizer": "keep", "loader_workers": 2}
+    plan = make.plan(make.machine(), **options)
+    check(plan)
+    assert compared(plan) == {"loader workers": "2"}
+    assert compared(make.plan(make.machine(), compile="default"))["compile"] == "default"
+    assert python_settings(make.settings(**options)).loader_workers.value is None
 
 
 @pytest.mark.parametrize(
