@@ -6,6 +6,8 @@ import os
 import sys
 from types import CodeType, FrameType
 
+_PACKAGES = os.sep + "site-packages" + os.sep
+_GENERATOR = 0x20  # inspect.CO_GENERATOR, whose module takes long to import
 _PACKAGE = os.path.abspath(f"{__file__}/../../..") + os.sep  # noqa: PTH100 - files/ and model/ too
 _SHIM = os.path.join(_PACKAGE, "shim", "")  # noqa: PTH118
 
@@ -24,6 +26,8 @@ def call_site(past: object = None) -> str:
     Args:
         past: A function of torch's. Wrappers around it are skipped too, such as Lightning's around
             torch.compile.
+
+    A generator of an installed package only passes on what the loop asks for.
     """
     wrappers = set()
     while past is not None:
@@ -32,10 +36,17 @@ def call_site(past: object = None) -> str:
     frame: FrameType | None = sys._getframe(1)
     prefixes = own_prefixes()
     while frame is not None and (
-        frame.f_code in wrappers or frame.f_code.co_filename.startswith(prefixes)
+        frame.f_code in wrappers
+        or frame.f_code.co_filename.startswith(prefixes)
+        or _passes_on(frame.f_code)
     ):
         frame = frame.f_back
     return location(frame.f_code.co_filename, frame.f_lineno) if frame else "unknown"
+
+
+def _passes_on(code: CodeType) -> bool:
+    """True for a package's generator, such as a progress bar around a DataLoader."""
+    return bool(code.co_flags & _GENERATOR) and _PACKAGES in code.co_filename
 
 
 def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fasttrain.shim.process.callsite import location
+from fasttrain.shim.process.callsite import call_site, location
 
 
 def test_a_place_is_told_from_the_working_directory(
@@ -26,3 +27,23 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     gone.rmdir()
     assert location(str(gone / "train.py"), 3) == f"{gone}/train.py:3"
     assert location("train.py", 3) == "train.py:3"
+
+
+BAR = """
+def bar(items):
+    for item in items:
+        yield item
+
+def first(items):
+    return next(items)
+"""
+
+
+def test_a_progress_bar_passes_on_what_the_loop_asks_for() -> None:
+    package: dict[str, Any] = {}
+    exec(compile(BAR, "/x/site-packages/bars/bar.py", "exec"), package)
+    # In a file of no one's, as a loader's hook is.
+    places: Any = iter(eval(compile("lambda: ask()", "<hook>", "eval"), {"ask": call_site}), None)
+    asked = next(package["bar"](places))
+    assert asked.startswith("tests/component/shim/process/test_callsite.py:")
+    assert package["first"](places) == "bars/bar.py:7", "it asks by itself"

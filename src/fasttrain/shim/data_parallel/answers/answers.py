@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from fasttrain.shim.data_parallel.answers.channels import Ring, StoredAnswers
 from fasttrain.shim.data_parallel.answers.places import Places, users_place
 from fasttrain.shim.data_parallel.rank_consistency import ranks_parted
-from fasttrain.shim.data_parallel.ranks import Ranks, shared_memory
+from fasttrain.shim.data_parallel.ranks import Ranks, rest, shared_memory
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
@@ -125,8 +125,6 @@ def _name(path: Any) -> str | None:
 
 WAIT = "wait for other ranks"
 
-SPINS = 200  # looks before a rank that waits begins to sleep
-SLEEP_S = 5e-5
 LOOK_EVERY = 2000  # polls (0.1 to 0.2 s) between checks whether other ranks have ended
 STUCK_S = 4.0  # two ranks that wait for each other this long are deadlocked
 POLL_S = 0.5
@@ -297,7 +295,7 @@ class Answers:
         with self._ranks.waits(), self.apart():
             while not is_over():
                 looks += 1
-                time.sleep(SLEEP_S if looks > SPINS else 0)
+                rest(looks)
                 if not looks % LOOK_EVERY:
                     self._look_for_ended(is_over)
 
