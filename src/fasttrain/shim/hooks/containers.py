@@ -59,6 +59,11 @@ def is_scripts(path: str) -> bool:
     return not path.startswith((*_INSTALLED, "<"))
 
 
+def is_a(value: Any, kinds: Any) -> bool:
+    """Answer as ``isinstance`` without asking the value for its class, which a proxy computes."""
+    return issubclass(type(value), kinds)
+
+
 def module_name(kind: type) -> str:
     """Return the name of a class's module; empty if a descriptor is in its place.
 
@@ -140,7 +145,7 @@ def _attributes(holder: Any, names: list[str]) -> list[Child]:
     found: list[Child] = []
     for name in names:
         try:
-            value = vars(holder)[name] if isinstance(holder, type) else getattr(holder, name)
+            value = vars(holder)[name] if is_a(holder, type) else getattr(holder, name)
         except (AttributeError, KeyError, ValueError):  # not set
             continue
         found.append((value, functools.partial(setattr, holder, name)))

@@ -318,3 +318,31 @@ def test_modules_that_are_used_without_being_parts_are_found() -> None:
     assert set(CallSurroundings(net, torch.ones(1, 2)).modules()) == {teacher, teacher[0]}
     assert modules_in_globals(net) == [head, head[0]], "not the one that no method has a name for"
     assert CallSurroundings(nn.Sequential(nn.ReLU()), torch.ones(1, 2)).modules() == []
+
+
+class Proxy:
+    """As of Django and of torch itself: whatever it is asked for, it computes or warns first."""
+
+    def __getattribute__(self, name: str) -> Any:
+        ASKED.append(name)
+        return object.__getattribute__(self, name)
+
+
+ASKED: list[str] = []
+PROXY = Proxy()
+
+
+class Knows(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if PROXY else -x
+
+
+def test_a_proxy_is_not_asked() -> None:
+    module = Knows()
+    module.log.append(PROXY)  # type: ignore[arg-type]
+    ASKED.clear()  # by what collects tests
+    around = CallSurroundings(module, {"a": PROXY, "b": (PROXY, [PROXY])})
+    assert around.changed() == ""
+    assert around.restore(within=GLOBAL)
+    assert modules_in_globals(module) == []
+    assert ASKED == []

@@ -25,7 +25,7 @@ from fasttrain.shim.data_parallel.answers.places import asking
 from fasttrain.shim.data_parallel.random_streams import alike
 from fasttrain.shim.data_parallel.tensor_sums import sums_of
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.hooks.containers import CLOSED, children_of, is_scripts, module_name
+from fasttrain.shim.hooks.containers import CLOSED, children_of, is_a, is_scripts, module_name
 from fasttrain.shim.hooks.seams import Filing, Hooking, Reading
 from fasttrain.shim.process.callsite import called_by_user
 
@@ -195,9 +195,9 @@ _FSDP = "torch.distributed.fsdp"
 
 def generator_state(holder: Any) -> bytes:
     """Return the state of a random number generator; empty for anything else."""
-    if isinstance(holder, torch.Generator):
+    if is_a(holder, torch.Generator):
         return bytes(holder.get_state().tolist())
-    if isinstance(holder, random.Random) and not isinstance(holder, random.SystemRandom):
+    if is_a(holder, random.Random) and not is_a(holder, random.SystemRandom):
         return repr(holder.getstate()).encode()
     if module_name(type(holder)).startswith("numpy.random."):
         return _numpy_state(holder)
@@ -206,7 +206,7 @@ def generator_state(holder: Any) -> bytes:
 
 def put_generator_state(holder: Any, state: bytes) -> None:
     """Restore a generator of torch's; others aren't, which a second comparison shows."""
-    if isinstance(holder, torch.Generator):
+    if is_a(holder, torch.Generator):
         holder.set_state(torch.tensor(list(state), dtype=torch.uint8, device="cpu"))
 
 
@@ -338,9 +338,9 @@ class CallSurroundings:
 
 def _distance(holder: Any) -> int:
     """Return the distance of an object's contents."""
-    if isinstance(holder, FunctionType | type):
+    if is_a(holder, FunctionType | type):
         return GLOBAL
-    if isinstance(holder, _HOLDING):
+    if is_a(holder, _HOLDING):
         return NEAR
     module = sys.modules.get(type(holder).__module__)
     return NEAR if is_scripts(getattr(module, "__file__", None) or "<") else LIBRARYS
@@ -360,21 +360,21 @@ def _is_open(child: Any) -> bool:
 
 def _is_summed(holder: Any) -> bool:
     # Of known kinds, small enough, and with data: a meta tensor has none.
-    kinds = isinstance(holder, Tensor) and type(holder) in (Tensor, Parameter)
+    kinds = is_a(holder, Tensor) and type(holder) in (Tensor, Parameter)
     return kinds and holder.numel() <= _SMALL and holder.device.type != "meta"
 
 
 def _contents(holder: Any) -> list[Any]:
-    if isinstance(holder, Tensor):
+    if is_a(holder, Tensor):
         return [0 if holder.is_inference() else holder._version]
     kind = type(holder)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [holder.tobytes() if holder.nbytes <= _SMALL else 0]
-    if isinstance(holder, dict):
+    if is_a(holder, dict):
         return [{k: v for k, v in dict.items(holder) if k != _REGISTRY and not _is_weak(k, v)}]
-    if isinstance(holder, set | frozenset):
+    if is_a(holder, set | frozenset):
         return [{item for item in holder if not _is_weak(item)}]
-    if isinstance(holder, list | tuple | deque):
+    if is_a(holder, list | tuple | deque):
         return list(holder)
     try:
         if state_of := generator_state(holder):
@@ -385,7 +385,7 @@ def _contents(holder: Any) -> list[Any]:
 
 
 def _is_weak(*items: Any) -> bool:
-    return any(isinstance(item, weakref.ref) for item in items)  # its target may die at any time
+    return any(is_a(item, weakref.ref) for item in items)  # its target may die at any time
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -400,17 +400,17 @@ def _same(one: Any, other: Any) -> bool:
 
 def _put_back(holder: Any, before: list[Any]) -> None:
     """Restore a container's contents or a random number generator's state."""
-    if isinstance(holder, dict):
+    if is_a(holder, dict):
         now, held = _contents(holder)[0], before[0]
         for key in now.keys() - held.keys():
             del holder[key]
         for key, value in held.items():
             if now.get(key, now) is not value:
                 holder[key] = value
-    elif isinstance(holder, set):
+    elif is_a(holder, set):
         holder -= _contents(holder)[0]
         holder |= before[0]
-    elif isinstance(holder, list | deque):
+    elif is_a(holder, list | deque):
         holder.clear()
         holder.extend(before)
     elif before:
