@@ -114,7 +114,7 @@ class AutoCompile(SwitchedProcess):
         while True:
             forks = self._on_cpu()
             prospect = self._outlook.prospect(plain_s, self._parts, forks=forks)
-            choice = self._outlook.decide(prospect, ends=forks or not self._shared.plan.strict)
+            choice = self._outlook.decide(prospect, tries=forks or self._tries())
             if choice.verdict != "wait":
                 self._note("decided", {**asdict(prospect), **asdict(choice)})
                 return choice
@@ -159,6 +159,12 @@ class AutoCompile(SwitchedProcess):
         # cost: it is the part of the run that a compilation in vain may take.
         over = 1.0 if self._outlook.warm else MOST_OVER
         return max(over * prospect.cost_s, SHARE * prospect.known_s)
+
+    def _tries(self) -> bool:
+        """True if the training may wait for a compilation that nobody has shown to pay."""
+        # Under --strict an error of the compiler is the script's, the one that ends it as well.
+        kinds = {device.type for device in self._devices()}
+        return kinds <= {"cpu", "cuda"} and not self._shared.plan.strict
 
     def _devices(self) -> set[torch.device]:
         modules = [module for root in self._forms if (module := root.ref()) is not None]

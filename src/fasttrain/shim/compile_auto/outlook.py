@@ -108,20 +108,20 @@ class Outlook:
             return any(Path(cache).iterdir())
         return False
 
-    def decide(self, prospect: Prospect, *, ends: bool) -> Choice:
+    def decide(self, prospect: Prospect, *, tries: bool) -> Choice:
         """Return whether to compile now, later or never.
 
         Args:
             prospect: What is known.
-            ends: Whether a compilation can be ended that takes too long.
+            tries: Whether it is compiled without an earlier run that was faster compiled.
         """
         if self._earlier is not None and self._earlier.dropped:
             why = f"dropped on {self._earlier.date}: {self._earlier.dropped}"
             return Choice("never", f"it would not pay: {why}")
-        if not ends and prospect.ratio is None:
+        if not tries and prospect.ratio is None:
             return Choice("never", (
-                "nothing compiles in the background on this device, under --strict nothing ends"
-                " a compilation, and no earlier run with --compile default says that it is faster"
+                "the training would wait for the compilation on this device, and no earlier run"
+                " with --compile default says that it is faster"
             ))  # fmt: skip
         return rule.decide(prospect)
 

@@ -238,14 +238,14 @@ def test_a_warm_cache_costs_what_a_switch_does(
     assert cost_s() == 13.0
 
 
-def test_what_nothing_can_end_needs_an_earlier_run() -> None:
+def test_what_is_not_tried_needs_an_earlier_run() -> None:
     found, _ = outlook(max_steps=10**9)
     prospect = found.prospect(PLAIN_S, 1, forks=False)
-    assert found.decide(prospect, ends=True).verdict == "begin"
-    assert found.decide(prospect, ends=False).verdict == "never"
+    assert found.decide(prospect, tries=True).verdict == "begin"
+    assert found.decide(prospect, tries=False).verdict == "never"
     unknown, _ = outlook()
     prospect = replace(unknown.prospect(PLAIN_S, 1, forks=False), elapsed_s=1.0)
-    assert unknown.decide(prospect, ends=True).verdict == "wait"
-    assert "earlier run" in unknown.decide(prospect, ends=False).why
+    assert unknown.decide(prospect, tries=True).verdict == "wait"
+    assert "earlier run" in unknown.decide(prospect, tries=False).why
     dropped = Earlier("2026-11-26", dropped="slower")
-    assert "slower" in outlook(earlier=dropped)[0].decide(prospect, ends=True).why
+    assert "slower" in outlook(earlier=dropped)[0].decide(prospect, tries=True).why

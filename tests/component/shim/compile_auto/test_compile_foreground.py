@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fasttrain.shim.compile_auto import foreground
+from fasttrain.shim.compile_auto.auto import AutoCompile
 from fasttrain.shim.compile_auto.foreground import TimeBox, TooLongError, no_room_on
 
 LONG_S = 20.0
@@ -145,3 +146,16 @@ def test_a_device_that_does_not_say_what_is_free(monkeypatch: pytest.MonkeyPatch
     assert "isn't known" in no_room_on([torch.device("xpu", 0)])
     monkeypatch.undo()
     assert no_room_on([torch.device("cpu")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "strict", "tries"),
+    [("cuda", False, True), ("cpu", False, True), ("xpu", False, False), ("cuda", True, False)],
+)
+def test_where_the_training_waits_for_what_nobody_has_shown_to_pay(
+    monkeypatch: pytest.MonkeyPatch, device: str, strict: bool, tries: bool
+) -> None:
+    auto: Any = AutoCompile.__new__(AutoCompile)
+    auto._shared = SimpleNamespace(plan=SimpleNamespace(strict=strict))
+    monkeypatch.setattr(AutoCompile, "_devices", lambda _: {torch.device(device)})
+    assert auto._tries() is tries
