@@ -170,6 +170,24 @@ def test_low_precision_has_moments_in_full(way: str) -> None:
     torch.testing.assert_close(torch.cat(found).float(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradients_in_low_precision(way: str, affine: bool) -> None:
+    values, gradient = batch(2).bfloat16(), batch(2).cos().bfloat16()
+    expected, _ = results(module(2, affine=affine), values.float(), gradient.float())
+
+    def of(rank: int) -> Any:
+        own = slice(AT[rank], AT[rank + 1])
+        return results(module(2, affine=affine), values[own], gradient[own], scale=RANKS)[0]
+
+    found = Ranks().run(of)
+    rows = torch.cat([one[1] for one in found])
+    assert rows.dtype is torch.bfloat16
+    torch.testing.assert_close(rows.float() / RANKS, expected[1], rtol=2e-2, atol=1e-2)
+    for at in range(2, len(expected)):
+        mean = (found[0][at] + found[1][at]) / RANKS
+        torch.testing.assert_close(mean, expected[at], rtol=2e-2, atol=2e-2)
+
+
 def test_a_large_mean_costs_no_precision_of_the_statistics(way: str) -> None:
     values = batch(2).double() + 1e4
     exact = values.var((0, 2, 3), correction=0)

@@ -44,17 +44,16 @@ def install(splits: SplitCalls, ranks: Collectives, undo: ExitStack) -> None:
 
 def _forward(module: Any, batch: Tensor, ranks: Collectives) -> Any:
     kernels = None if torch.compiler.is_compiling() else _kernels_for(batch)
-    weight, bias = module.weight, module.bias
-    if kernels is _Cuda:
-        return _ByKernels.apply(batch, weight, bias, kernels, module, ranks)  # type: ignore[no-untyped-call]
-    values = batch.float() if batch.dtype in _LOW else batch
+    weight, bias, low = module.weight, module.bias, batch.dtype in _LOW
     if kernels is None:
+        values = batch.float() if low else batch
         result, *moments = _normalised(values, weight, bias, module.eps, ranks)
         _update(module, *moments)
-    else:
-        weight, bias = (part if part is None else part.to(values.dtype) for part in (weight, bias))
-        result = _ByKernels.apply(values, weight, bias, kernels, module, ranks)  # type: ignore[no-untyped-call]
-    return result.to(batch.dtype)
+        return result.to(batch.dtype)
+    if kernels is _Cpu:  # they take parameters of the batch's precision, or with a low one fp32
+        exact = torch.float32 if low else batch.dtype
+        weight, bias = (part if part is None else part.to(exact) for part in (weight, bias))
+    return _ByKernels.apply(batch, weight, bias, kernels, module, ranks)  # type: ignore[no-untyped-call]
 
 
 class _Cuda:
@@ -105,7 +104,8 @@ class _Cpu:
 
     @staticmethod
     def statistics(values: Tensor, module: Any, ranks: Collectives) -> tuple[Tensor, ...]:
-        mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
+        exact = values.float() if values.dtype in _LOW else values  # they get its precision
+        mean, variance = torch.batch_norm_update_stats(exact, None, None, 0.0)
         mean, variance, count = _combined(*_of_all_ranks(mean, variance, values, ranks))
         _update(module, mean, variance, count)
         return mean, variance + module.eps, count
@@ -139,7 +139,7 @@ class _Cpu:
         slope = -scale * invstd * of_weight
         shift = -scale * of_bias - slope * mean
         result = torch.addcmul(shift.view(shape), values, slope.view(shape))
-        return result.addcmul_(gradient, scale.view(shape))
+        return result.addcmul_(gradient, scale.view(shape)).to(values.dtype)
 
 
 def _kernels_for(batch: Tensor) -> Any:
