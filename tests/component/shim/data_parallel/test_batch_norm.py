@@ -252,3 +252,14 @@ def _uncounted(kernel: Any) -> Any:
             return kernel(*args)
 
     return run
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_with_batch_norm_can_be_compiled_by_torchscript() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    values = torch.rand(4, 3)
+    with ExitStack() as undo:
+        inactive: Any = SimpleNamespace(active=False)
+        batch_norm.install(inactive, Ranks(), undo)
+        scripted: Any = torch.jit.script(model)
+        assert torch.equal(scripted(values), model(values))

@@ -11,7 +11,6 @@ Normalization.cpp`` of torch 2.13.
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.data_parallel.split.rows import Collectives, total
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.scripted import scriptable
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -31,15 +31,15 @@ _LOW = (torch.float16, torch.bfloat16)
 def install(splits: SplitCalls, ranks: Collectives, undo: ExitStack) -> None:
     """Replace the forward of all BatchNorm modules, for use inside split calls."""
     original = _BatchNorm.forward
+    synchronised, of_whole_batch = SyncBatchNorm, _forward
 
-    @functools.wraps(original)
-    def forward(module: Any, batch: Tensor) -> Any:
-        if not (splits.active and module.training) or isinstance(module, SyncBatchNorm):
+    def forward(module: Any, batch: Any) -> Any:
+        if not (splits.active and module.training) or isinstance(module, synchronised):
             return original(module, batch)
         module._check_input_dim(batch)
-        return _forward(module, batch, ranks)
+        return of_whole_batch(module, batch, ranks)
 
-    patching.put(_BatchNorm, "forward", forward, undo)
+    patching.put(_BatchNorm, "forward", scriptable(forward, original), undo)
 
 
 def _forward(module: Any, batch: Tensor, ranks: Collectives) -> Any:

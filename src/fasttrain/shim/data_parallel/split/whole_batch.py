@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils import checkpoint as torchs
 from fasttrain.shim.data_parallel.split.call import SplitCalls
 from fasttrain.shim.data_parallel.split.rows import total
 from fasttrain.shim.hooks import patching
+from fasttrain.shim.hooks.scripted import scriptable
 
 _broadcast: Any = torch.broadcast_shapes  # without annotations
 Given = Mapping[str, Any]  # the arguments of a loss by their names
@@ -41,18 +41,13 @@ def install_losses(splits: SplitCalls, undo: ExitStack) -> None:
         patching.wrap(functional, name, make, undo)
 
 
-def _over_all_ranks(
-    count: Count, splits: SplitCalls, original: Callable[..., Tensor]
-) -> Callable[..., Any]:
+def _over_all_ranks(count: Count, splits: SplitCalls, original: Callable[..., Tensor]) -> Any:
     reduced = functools.partial(_reduced, count, splits, original)
 
     def loss(*args: Any, **kwargs: Any) -> Any:
         return reduced(args, kwargs)
 
-    # TorchScript compiles what is wrapped, with the names that the function around it knows.
-    known: Any = original
-    loss = FunctionType(loss.__code__, known.__globals__, closure=loss.__closure__)
-    return functools.update_wrapper(loss, original)
+    return scriptable(loss, original)
 
 
 def _reduced(
