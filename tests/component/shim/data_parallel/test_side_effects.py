@@ -139,6 +139,32 @@ def test_a_checkpoint_is_written_once_and_found_by_all(
     assert found[-1] == {"step": 2, "rank": 0}
 
 
+def save_scripted(model: Any, path: str) -> Any:
+    torch.jit.trace(model, torch.ones(1, 2)).save(path)
+    return torch.jit.load(path).state_dict()
+
+
+def save_exported(model: Any, path: str) -> Any:
+    torch.export.save(torch.export.export(model, (torch.ones(1, 2),)), path)
+    return torch.export.load(path).state_dict
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("save", [save_scripted, save_exported])
+def test_a_graph_that_is_saved_is_rank_0s(
+    tmp_path: Path, save: Callable[[Any, str], dict[str, torch.Tensor]]
+) -> None:
+    def act(rank: int) -> Any:
+        model = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(model.weight, rank)
+        late(rank, 1)
+        found = save(model, "model.pt2")
+        late(rank, 0)
+        return found["weight"].tolist()
+
+    assert on_both(tmp_path, act) == [[0.0, 0.0]]
+
+
 def test_a_save_that_fails_fails_on_all_ranks(tmp_path: Path) -> None:
     def act(rank: int) -> Any:
         try:

@@ -295,6 +295,10 @@ def _asked_by_user() -> bool:
 
 LEFT = "left to rank 0"
 _LOOK_S = 0.01  # between looks whether rank 0 has saved
+# Modules whose functions write a file themselves, not by `open`.
+_SAVING_MODULES = {
+    "safetensors.torch": "save_file", "safetensors.numpy": "save_file", "torch.export": "save",
+}  # fmt: skip
 
 
 class SideEffects:
@@ -330,7 +334,10 @@ class SideEffects:
         self.recorder.excuse(State.SKIPPED, "the script saved no checkpoint to a path")
         self._files.replace(torch, "save", self._save, undo)
         self._files.replace(torch.jit, "save", self._save, undo)
-        self._safetensors(undo)
+        scripted: Any = torch.jit
+        for kind in (scripted.RecursiveScriptModule, scripted.ScriptModule):  # of a traced model
+            self._files.replace(kind, "save", self._save_by_method, undo)
+        self._saving_modules(undo)
         self._copies.install(undo)
         self._files.install(undo)
         self._commands.install(undo)
@@ -342,14 +349,28 @@ class SideEffects:
     def refresh(self) -> None:
         """Do nothing: every file is counted as it is saved."""
 
-    def _safetensors(self, undo: ExitStack) -> None:
-        def replace(module: Any) -> None:
-            self._files.replace(module, "save_file", self._save, undo)
+    def _saving_modules(self, undo: ExitStack) -> None:
+        """Replace the functions of modules that write files in C++ or Rust, once imported."""
 
-        for name in ("safetensors.torch", "safetensors.numpy"):
-            undo.callback(after_import(name, replace))
+        def replace(function: str, module: Any) -> None:
+            self._files.replace(module, function, self._save, undo)
+
+        for name, function in _SAVING_MODULES.items():
+            undo.callback(after_import(name, functools.partial(replace, function)))
 
     # --- checkpoints
+
+    def _save_by_method(
+        self,
+        frame: FrameType | None,
+        original: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Save a ScriptModule by its own method, which `torch.jit.save` calls as well."""
+        if outside_of_torch(frame) is not frame:
+            return original(*args, **kwargs)
+        return self._save(frame, original, *args, **kwargs)
 
     def _save(
         self,
