@@ -36,7 +36,12 @@ from fasttrain.shim.snapshots.files import log, refuse_diverged
 from fasttrain.shim.snapshots.saved_files import SavedFiles, beneath
 
 Call = Callable[..., Any]
-_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # save_file calls serialize_file
+# Modules whose functions write a file themselves, not by `open`.
+_SAVING_MODULES = {
+    "safetensors.torch": "serialize_file",  # save_file calls it
+    "safetensors.numpy": "serialize_file",
+    "torch.export": "save",
+}
 _PATHLIB = ("pathlib.py", "pathlib/__init__.py", "pathlib/_local.py")
 
 
@@ -73,6 +78,7 @@ class LeftFiles:
             (torch, "save", self._save),
             (torch.jit, "save", self._save),
             (scripted.RecursiveScriptModule, "save", self._save),
+            (scripted.ScriptModule, "save", self._save),  # of a traced model
             *((owner, "open", self._open) for owner in (builtins, io)),
             *((os, name, self._rename) for name in ("replace", "rename")),
             *((os, name, self._remove) for name in ("remove", "unlink")),
@@ -82,16 +88,17 @@ class LeftFiles:
         ]
         for owner, name, act in acts:
             self._wrap(owner, name, act, undo)
-        for name in _SAFETENSORS:
-            undo.callback(after_import(name, functools.partial(self._wrap_safetensors, undo)))
+        for name, function in _SAVING_MODULES.items():
+            wrap = functools.partial(self._wrap_function, function, undo)
+            undo.callback(after_import(name, wrap))
 
     def _wrap(self, owner: Any, name: str, act: Call, undo: ExitStack) -> None:
         make = functools.partial(self._outermost, act)
         patching.wrap(owner, name, make, undo, Filing.REPLAY)
 
-    def _wrap_safetensors(self, undo: ExitStack, module: Any) -> None:
-        if hasattr(module, "serialize_file"):
-            self._wrap(module, "serialize_file", self._save, undo)
+    def _wrap_function(self, function: str, undo: ExitStack, module: Any) -> None:
+        if hasattr(module, function):
+            self._wrap(module, function, self._save, undo)
 
     def _outermost(self, act: Call, original: Call) -> Call:
         within = self._within
@@ -370,7 +377,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the target argument of `torch.save`, `torch.jit.save` or safetensors."""
+    """Return the target argument of `torch.save`, or of what else saves."""
     return kwargs.get("f", kwargs.get("filename", args[1] if len(args) > 1 else None))
 
 

@@ -70,6 +70,10 @@ def scripted(path: str) -> None:
     torch.jit.script(nn.Linear(1, 1)).save(path)
 
 
+def traced(path: str) -> None:
+    torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1)).save(path)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit is on its way out
 def test_what_is_there_is_not_written_again(
     files: LeftFiles, there: Path, serialize_file: Any
@@ -78,13 +82,22 @@ def test_what_is_there_is_not_written_again(
     torch.save(obj={}, f=there / "best.pt")
     pickled("best.pt")
     scripted("best.pt")
+    traced("best.pt")
     serialize_file(b"untrained", "best.pt")
     serialize_file(b"untrained", filename="best.pt")
     Path("best.pt").write_bytes(b"untrained")
     with open("best.pt", "ab") as log:
         log.write(b"untrained")
     assert Path("best.pt").read_bytes() == GOOD
-    assert files.left == 8
+    assert files.left == 9
+
+
+def test_an_exported_program_that_is_there_is_not_written_again(files: LeftFiles) -> None:
+    program = torch.export.export(nn.Linear(1, 1), (torch.ones(1, 1),))
+    left = files.left
+    torch.export.save(program, "best.pt")
+    assert Path("best.pt").read_bytes() == GOOD
+    assert files.left == left + 1
 
 
 def test_what_is_there_is_not_removed_or_renamed(files: LeftFiles) -> None:
