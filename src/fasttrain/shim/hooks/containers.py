@@ -6,7 +6,6 @@ import copy
 import functools
 import gc
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import (
     Callable,
@@ -38,13 +37,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fasttrain.shim.process.callsite import is_shim_code
+from fasttrain.shim.process.callsite import is_installed, is_shim_code
 
 # Lists what objects hold (attributes, items, closures, globals), for searches through them.
 
 
 LONG = 1_000  # of a longer container only the end is searched
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 # Those of C's own hold what they go through: a list, a dictionary, other iterators.
 _WAYS_TO_ITEMS = (Iterator, MappingView, MappingProxyType)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that a class statement has made
@@ -56,7 +54,7 @@ Child = tuple[Any, Put | None]  # an object, and what replaces it in its holder;
 
 def is_scripts(path: str) -> bool:
     """True if a source file is the user's own: not installed, and not one like ``<string>``."""
-    return not path.startswith((*_INSTALLED, "<"))
+    return not (path.startswith("<") or is_installed(path))
 
 
 def is_a(value: Any, kinds: Any) -> bool:

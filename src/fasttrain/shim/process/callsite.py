@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import sysconfig
 from types import CodeType, FrameType
 
-_PACKAGES = os.sep + "site-packages" + os.sep
 _GENERATOR = 0x20  # inspect.CO_GENERATOR, whose module takes long to import
 _PACKAGE = os.path.abspath(f"{__file__}/../../..") + os.sep  # noqa: PTH100 - files/ and model/ too
 _SHIM = os.path.join(_PACKAGE, "shim", "")  # noqa: PTH118
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
+    for name in ("stdlib", "purelib", "platlib")
+)
+# There are more than this Python's: those of one user, or of the one beneath an environment.
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def own_prefixes() -> tuple[str, ...]:
@@ -46,7 +53,7 @@ def call_site(past: object = None) -> str:
 
 def _passes_on(code: CodeType) -> bool:
     """True for a package's generator, such as a progress bar around a DataLoader."""
-    return bool(code.co_flags & _GENERATOR) and _PACKAGES in code.co_filename
+    return bool(code.co_flags & _GENERATOR) and is_installed(code.co_filename)
 
 
 def called_by_user(*, through: tuple[str, ...], past: tuple[str, ...] = ()) -> bool:
@@ -78,6 +85,11 @@ def location(path: str, line: int) -> str:
         return f"{relative}:{line}"
     _, found, inside = path.rpartition("site-packages" + os.sep)
     return f"{inside if found else path}:{line}"
+
+
+def is_installed(path: str) -> bool:
+    """True if a file of code is of the standard library or of an installed package."""
+    return path.startswith(_INSTALLED) or _PACKAGES.search(path) is not None
 
 
 def is_shim_code(code: CodeType) -> bool:

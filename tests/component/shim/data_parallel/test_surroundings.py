@@ -193,6 +193,15 @@ def test_what_libraries_keep_is_their_own_affair() -> None:
     assert module.held.filters == [print]
 
 
+def test_a_package_that_is_not_in_this_environment_keeps_its_own_names() -> None:
+    path = "/home/me/.local/lib/python3.11/site-packages/library.py"
+    names: dict[str, Any] = {"calls": 0}
+    exec(compile("def count():\n    global calls\n    calls += 1\n", path, "exec"), names)
+    around = CallSurroundings(Holding(names["count"]))
+    names["count"]()
+    assert around.changed() == ""
+
+
 def test_a_metaclass_without_the_name_of_a_module_is_searched() -> None:
     # As Cython's has it, whose functions scikit-learn, pandas and SciPy keep.
     meta = type("Meta", (type,), {"__module__": property(str)})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fasttrain.shim.process.callsite import call_site, location
+from fasttrain.shim.process.callsite import call_site, is_installed, location
 
 
 def test_a_place_is_told_from_the_working_directory(
@@ -47,3 +49,17 @@ def test_a_progress_bar_passes_on_what_the_loop_asks_for() -> None:
     asked = next(package["bar"](places))
     assert asked.startswith("tests/component/shim/process/test_callsite.py:")
     assert package["first"](places) == "bars/bar.py:7", "it asks by itself"
+
+
+@pytest.mark.parametrize(
+    ("path", "installed"),
+    [
+        (os.__file__, True),
+        (torch.__file__, True),
+        ("/home/me/.local/lib/python3.11/site-packages/timm/data.py", True),  # by pip --user
+        ("/usr/lib/python3/dist-packages/yaml/nodes.py", True),  # beneath an environment
+        ("/home/me/project/train.py", False),
+    ],
+)
+def test_a_package_is_installed_wherever_it_lies(path: str, installed: bool) -> None:
+    assert is_installed(path) is installed

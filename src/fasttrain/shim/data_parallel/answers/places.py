@@ -13,12 +13,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from fasttrain.model.places import REPLAYED_FILES
-from fasttrain.shim.process.callsite import is_own_file, location, own_prefixes
+from fasttrain.shim.process.callsite import is_installed, is_own_file, location, own_prefixes
 
 MOST = 4096  # places remembered at once: a script that compiles code has ever new ones
 _STDLIB = sysconfig.get_path("stdlib")
-_INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
-_PACKAGES = re.compile(r"/(site|dist)-packages/")  # there are more, such as those of one user
 # Modules of the standard library that only forward their caller's request to the operating system.
 _PASSING = (
     "/pathlib.py", "/pathlib/__init__.py", "/pathlib/_local.py", "/pathlib/_abc.py",
@@ -54,8 +52,7 @@ def _kind(path: str) -> _Kind:
         return _Kind.USERS
     if path.startswith(own_prefixes()):
         return _Kind.NOT_ASKING  # torch's: saving checkpoints is wrapped separately
-    installed = path.startswith(_INSTALLED) or _PACKAGES.search(path)
-    return _Kind.LIBRARY if installed else _Kind.USERS
+    return _Kind.LIBRARY if is_installed(path) else _Kind.USERS
 
 
 @cache

@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,13 +19,10 @@ from torch.nn.parameter import is_lazy as is_lazy_tensor
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fasttrain.shim.hooks import patching
-from fasttrain.shim.process.callsite import location, own_prefixes
+from fasttrain.shim.process.callsite import is_installed, location, own_prefixes
 
-_INSTALLED = (
-    *(str(path) for path in map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))),
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[3]),
-)
+# Where these are not installed, but used from their sources.
+_NOT_THE_SCRIPTS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3]))
 
 
 GENERATOR = "its forward is a generator"
@@ -102,7 +98,9 @@ def _script_files() -> Iterator[str]:
     """Yield the files of the modules that are the user's own, not installed."""
     for module in tuple(sys.modules.values()):
         path = _file_of(module)
-        if isinstance(path, str) and path.endswith(".py") and not path.startswith(_INSTALLED):
+        if not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        if not (path.startswith(_NOT_THE_SCRIPTS) or is_installed(path)):
             yield path
 
 
