@@ -472,15 +472,7 @@ class SplitCalls:
             self._refuse(site, str(refusal), final=refusal.final or bool(site.verified))
             site.few = has_few_rows(inputs, self._ranks.world_size)
         else:
-            if site.why_not:
-                self._recorder.take_up(site.name)
-            site.why_not, site.changes = "", None
-            site.others = [weakref.ref(other) for other in trial.others()]
-            site.verified += 1
-            count = row_count(inputs, site.split.inputs)
-            site.most_rows = max(site.most_rows, count)
-            site.single |= count // self._ranks.world_size == 1
-            self._recorder.counts["verified"] += 1
+            self._accept(site, trial, row_count(inputs, site.split.inputs))
             asked = functools.partial(self._refuse, site, ASKED, final=True)
             backward.mark(site.split.with_rows(module, output), asked)
         if trial.by_values and root.replica is not None:
@@ -489,6 +481,17 @@ class SplitCalls:
         self._verifying_s += time.perf_counter() - begun_s
         self._recorder.counts["ms of verifying"] = round(1000 * self._verifying_s)
         return output
+
+    def _accept(self, site: CallSite, trial: SplitTrial, rows: int) -> None:
+        """Have the next calls of a site be split as a trial has shown."""
+        if site.why_not:
+            self._recorder.take_up(site.name)
+        site.why_not, site.changes = "", None
+        site.others = [weakref.ref(other) for other in trial.others()]
+        site.verified += 1
+        site.most_rows = max(site.most_rows, rows)
+        site.single |= rows // self._ranks.world_size == 1
+        self._recorder.counts["verified"] += 1
 
     def _check_inputs(self, module: Module, inputs: Sequence[Tensor]) -> None:
         """Check that all ranks have the same inputs, whose rows else belong to no one batch."""

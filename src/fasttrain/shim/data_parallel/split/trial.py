@@ -384,24 +384,8 @@ class SplitTrial:
         whole, given = tensors_in(outer), tensors_in(with_all_rows(inner, dims, rows))
         self._together(lambda: check_equal(whole, given, "values"))
         if any(t.requires_grad for t in whole):
-            parameters = list({id(p): p for p in parameters_of(self._module)}.values())
-            if is_sharded(self._module):
-                # Sharded: the backward pass would communicate. torch's own operators need no
-                # comparison: their derivatives are those of what was compared.
-                self._together(lambda: _refuse_own_backward(whole))
-            elif gradients:
-                self._compare_gradients(whole, given, [*parameters, *leaves])
-        parts = self._before.parts
-        at = len(tensors_in(inner[0]))
-        kept = []
-        for (number, name), value in inner[1].items():
-            count = len(tensors_in(value))
-            of_value, at = dims[at : at + count], at + count
-            if isinstance(value, Tensor) and name in parts[number]._buffers:
-                if of_value != [None]:
-                    raise DisagreementError(f"the buffer {name} has rows of the batch")
-            elif of_value:
-                kept.append((number, name, tuple(of_value)))
+            self._compare_derivatives(whole, given, leaves, gradients=gradients)
+        kept = self._kept(inner, dims)
         ancestors, _ = graph_edges(tensors_in(inner), begun)
         made = any(edge_of(t) in ancestors for t in tensors_in(inner))
         if drawn and None in dims:
@@ -413,7 +397,36 @@ class SplitTrial:
         outputs = tuple(dims[: len(tensors_in(inner[0]))])
         ndims = tuple(tensor.dim() for tensor in tensors_in(outer[0]))
         orders = tuple(tuple(memory_order(tensor)) for tensor in tensors_in(outer[0]))
-        return Split(guess, outputs, tuple(kept), made, self._same, ndims, tuple(inner[1]), orders)
+        return Split(guess, outputs, kept, made, self._same, ndims, tuple(inner[1]), orders)
+
+    def _compare_derivatives(
+        self, whole: list[Tensor], given: list[Tensor], leaves: list[Tensor], *, gradients: bool
+    ) -> None:
+        if is_sharded(self._module):
+            # The backward pass would communicate. torch's own operators need no comparison: their
+            # derivatives are those of what was compared.
+            self._together(lambda: _refuse_own_backward(whole))
+        elif gradients:
+            parameters = list({id(p): p for p in parameters_of(self._module)}.values())
+            self._compare_gradients(whole, given, [*parameters, *leaves])
+
+    def _kept(self, inner: Value, dims: Sequence[int | None]) -> tuple[Any, ...]:
+        """Return the places in which a call leaves tensors, each with the dimensions of rows there.
+
+        Raises:
+            DisagreementError: If a buffer has rows.
+        """
+        parts, at = self._before.parts, len(tensors_in(inner[0]))
+        kept = []
+        for (number, name), value in inner[1].items():
+            count = len(tensors_in(value))
+            of_value, at = dims[at : at + count], at + count
+            if isinstance(value, Tensor) and name in parts[number]._buffers:
+                if of_value != [None]:
+                    raise DisagreementError(f"the buffer {name} has rows of the batch")
+            elif of_value:
+                kept.append((number, name, tuple(of_value)))
+        return tuple(kept)
 
     def _check_draws(self, arguments: Any, dims: Sequence[int | None]) -> None:
         """Check that outputs without rows don't depend on numbers that each rank draws.
