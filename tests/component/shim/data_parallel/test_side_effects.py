@@ -497,6 +497,37 @@ def cache(path, text):
     assert left(tmp_path) == {"saved": "of rank 0", "cached-0": "", "cached-1": ""}
 
 
+@pytest.mark.parametrize("saves", ["os.replace", "torch.save"])
+def test_a_library_may_remove_on_each_rank_what_it_has_saved(tmp_path: Path, saves: str) -> None:
+    code = """
+import os, tempfile, torch
+def run(path):
+    if saves == "torch.save":
+        return torch.save({}, path)
+    with tempfile.NamedTemporaryFile(delete=False, dir=".") as file:
+        torch.save({}, file)
+    os.replace(file.name, path)
+def rotate(path):
+    os.remove(path)
+"""
+    library: dict[str, Any] = {"saves": saves}
+    exec(compile(code, str(tmp_path / "site-packages/library.py"), "exec"), library)
+
+    def act(rank: int) -> Any:
+        library["run"]("best.pt")
+        os.mkdir("epoch")  # all ranks come here
+        late(rank, 1)
+        library["rotate"]("best.pt")
+        os.mkdir("epoch-2")
+        try:
+            library["rotate"]("best.pt")
+        except FileNotFoundError as error:
+            return error.filename
+
+    assert on_both(tmp_path, act) == "best.pt"
+    assert left(tmp_path) == {}
+
+
 def test_threads_save_once_and_go_on_when_it_is_saved(tmp_path: Path) -> None:
     def act(rank: int) -> Any:
         def save() -> None:

@@ -140,6 +140,7 @@ _HOLDING_OPEN = {"bz2": "_builtin_open", "tarfile": "bltn_open"}
 # What modules of dbm append to a database's name.
 _DBM_SUFFIXES = ("", ".db", ".dir", ".pag")
 _MOVING = ("rename", "replace", "move")
+_REMOVING = ("remove", "unlink")
 _KEEPING = ("mkdir", "utime", "chmod", "chown", "copymode", "copystat")
 # Instead of a place's number: the call is this rank's own; or it is the script's, but comes in no
 # fixed order, as from a thread.
@@ -162,6 +163,7 @@ class Files:
         self._recorder = recorder
         self._others = answers.rank > 0
         self._replaced: dict[int, Any] = {}
+        self._put: set[str] = set()  # paths at which libraries have put files, on each rank
 
     def install(self, undo: ExitStack) -> None:
         """Replace the functions."""
@@ -290,7 +292,9 @@ class Files:
         target = path_of("." if given[-1] is None else given[-1]) if by_name else ""
         place = self._place(frame, target, f"call {name}")
         if place == _LOCAL:
-            return original(*args, **kwargs)
+            return self._by_each(name, target, functools.partial(original, *args, **kwargs))
+        if name in _REMOVING:
+            self._put.discard(target)
         if place == _LOOSE:
             self._follow_loosely(name, path_of(given[0]), target)
             if name in _OPENCV_ACTS:
@@ -300,6 +304,24 @@ class Files:
         if self._others:
             self._follow(name, path_of(given[0]), target)
         return result
+
+    def _by_each(self, name: str, target: str, change: Call) -> Any:
+        """Make a library's change on this rank: another one may have removed the file already."""
+        try:
+            result = change()
+        except FileNotFoundError:
+            if name not in _REMOVING or target not in self._put:
+                raise
+            result = None
+        if name in _MOVING:
+            self._put.add(target)
+        elif name in _REMOVING:
+            self._put.discard(target)
+        return result
+
+    def note_put(self, path: str) -> None:
+        """Note a file of rank 0's that libraries may remove on each rank."""
+        self._put.add(path)
 
     def _follow(self, name: str, source: str, target: str) -> None:
         """Drop this rank's copies of a file that rank 0 has changed."""

@@ -391,6 +391,7 @@ class SideEffects:
         outside = outside_of_torch(frame) or frame
         if not self._files.leave(outside, "save a checkpoint", path, save):
             self._save_elsewhere(path, save)
+        self._files.note_put(path)
         if self._ranks.rank:
             self.recorder.apply(LEFT, "")
         else:
