@@ -325,6 +325,17 @@ def test_temporary_files_are_each_ranks_own(tmp_path: Path) -> None:
     assert left(tmp_path) == {"final": "whole"}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpoints_in_temporary_files_are_not_taken_for_none(rank: int, start: Start) -> None:
+    lever = start(rank)
+    none = lever.recorder.outcome()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(rank, f"{folder}/model.pt")
+    temporary = lever.recorder.outcome()
+    assert none.state is temporary.state is State.SKIPPED
+    assert none.reason != temporary.reason
+
+
 def test_commands_run_once_and_all_ranks_hear_of_them(tmp_path: Path) -> None:
     def act(rank: int) -> Any:
         late(rank, 1)

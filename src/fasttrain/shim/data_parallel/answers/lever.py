@@ -294,6 +294,7 @@ def _asked_by_user() -> bool:
 
 
 LEFT = "left to rank 0"
+_OWN = "each rank saved its checkpoints to temporary files, of which it has its own"
 _LOOK_S = 0.01  # between looks whether rank 0 has saved
 # Modules whose functions write a file themselves, not by `open`.
 _SAVING_MODULES = {
@@ -385,6 +386,7 @@ class SideEffects:
         if not path:  # into memory, or an open file, which is a copy on other ranks
             return save()
         if self._copies.is_own(path):
+            self.recorder.excuse(State.SKIPPED, _OWN)
             return save()
         if threading.current_thread() is threading.main_thread():
             gather_in(args)
