@@ -212,6 +212,16 @@ def test_ranks_draw_alike_and_each_row_has_a_dropout_of_its_own(
     assert run.outcome("strategy")["counts"]["split calls"] > 0
 
 
+def test_a_script_that_restores_a_random_state_has_its_dropout_again(two_ranks: Any) -> None:
+    run = two_ranks("resumes_itself", options=ALL_SHOWN)
+    lines = run.lines()
+    assert told(lines, "restored") == told(lines, "kept")
+    seeded = told(lines, "seeded")
+    assert len(seeded) == 6
+    assert seeded[:3] == seeded[3:]
+    assert run.outcome("strategy")["counts"]["split calls"] > 0
+
+
 @pytest.mark.matrix
 def test_precision_kernels_and_compilation_work_together(
     two_started_ranks: Any, tmp_path: Path

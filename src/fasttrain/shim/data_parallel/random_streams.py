@@ -4,26 +4,33 @@ Initial weights and the order of the data must be equal on all ranks. They are d
 stream: the generators as the script has seeded them. Dropout and augmentations must differ, since
 each rank has its own samples. They are drawn from the rank's own stream, which is swapped in around
 them: how much is drawn there depends on the samples, and must not advance the shared stream.
+
+A script that seeds torch's generator once more, or goes back to a state of it, wants what it has
+drawn from there before, dropout included: the rank's own stream follows.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from fasttrain.model.vendors import LIKE_CUDA
 from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.hooks import patching
 from fasttrain.shim.process.import_hook import after_import
 
 TRIES = 8  # batches after which a generator that was never drawn from is swapped no more
+READ = 16  # states that the script has read last, to which it may go back
 
 
 class Generator(ABC):
@@ -35,20 +42,40 @@ class Generator(ABC):
         self._shared: Any = None
         self._tries = 0
         self._used = False
+        self._drew = False  # before its own stream began again
+        self._read: list[tuple[Any, Any]] = []  # shared states, and those of its own stream
 
     @property
     def streams(self) -> tuple[Any, ...]:
         """The states of its streams, as a snapshot holds them."""
-        return self._own, self._shared, self._tries, self._used
+        return self._own, self._shared, self._tries, self._used, self._read
 
     @streams.setter
     def streams(self, kept: tuple[Any, ...]) -> None:
-        self._own, self._shared, self._tries, self._used = kept
+        self._own, self._shared, self._tries, self._used, self._read = kept
 
     @property
     def drew(self) -> bool:
         """True if anything was drawn from the rank's own stream."""
-        return self._own is not None and not alike(self._own, self._seeded)
+        return self._drew or (self._own is not None and not alike(self._own, self._seeded))
+
+    def was_seeded(self) -> None:
+        """Begin its own stream again when it is next swapped in, if the shared one is seeded."""
+        self._go_on_with(None)
+
+    def was_read(self, state: Any) -> None:
+        """Keep the state of its own stream along with one of the shared stream."""
+        if self._shared is None:
+            self._read = [*self._read[1 - READ :], (state.clone(), self._own)]
+
+    def was_set(self, state: Any) -> None:
+        """Go back to what its own stream was when a state was read; begin it again if unknown."""
+        read = (own for shared, own in reversed(self._read) if alike(shared, state))
+        self._go_on_with(next(read, None))
+
+    def _go_on_with(self, own: Any) -> None:
+        self._drew = self.drew
+        self._own = own  # while it is swapped in, swapping it back replaces this
 
     @abstractmethod
     def get(self) -> Any:
@@ -208,6 +235,20 @@ def seed_accelerators() -> None:
             seed_all(seed)
 
 
+def _follow(name: str, then: Callable[..., None], undo: ExitStack) -> None:
+    """Call ``then`` after a function of torch, with what it returned and its arguments."""
+    original = getattr(torch, name)
+
+    @functools.wraps(original)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then(result, *args, *kwargs.values())
+        return result
+
+    for module in (torch, torch.random):
+        patching.put(module, name, followed, undo)
+
+
 def alike(one: Any, other: Any) -> bool:
     """True if two states of generators, or containers of them, are equal."""
     if type(one) is not type(other):
@@ -234,6 +275,21 @@ class RandomStreams:
         self._for_samples = _Apart(self._generators, ranks.rank)
         self._for_forward: dict[torch.device | None, _Apart] = {}
         self._shared = _Together((), ranks.rank)
+
+    def install(self, undo: ExitStack) -> None:
+        """Have the rank's own stream follow when the script seeds torch, or sets its state.
+
+        The shim itself uses the methods of ``torch.default_generator``, which aren't followed.
+        """
+        cpu = self._generators[0]
+
+        def seeded(*_: object) -> None:
+            for generator in (cpu, *self._accelerators.values()):
+                generator.was_seeded()
+
+        _follow("manual_seed", seeded, undo)
+        _follow("get_rng_state", cpu.was_read, undo)
+        _follow("set_rng_state", lambda _, state: cpu.was_set(state), undo)
 
     @property
     def drew(self) -> bool:

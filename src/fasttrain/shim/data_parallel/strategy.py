@@ -50,6 +50,7 @@ def _levers(
         strategy, ranks, roots, RandomStreams(ranks), TrainingState(roots), shared.user_compile
     )
     context.streams.agree()
+    context.streams.install(undo)
     answers, seeds = Answers(ranks), Seeds(ranks)
     answers.install(undo)
     seeds.install(undo)

@@ -269,7 +269,7 @@ class LoaderEpochs:
             return
         if draws_by_torch(loader) and not self.states.of_several:
             others = epoch.start["made"]["all"]  # generators that these samplers don't draw from
-            states = {**others, "torch": torch.get_rng_state()}
+            states = {**others, "torch": torch.default_generator.get_state()}
         else:
             states = self.states.capture()
         epoch.start["first"] = {"all": states, "own": own_states(loader)}

@@ -45,7 +45,7 @@ class RandomStates:
         """Return all states."""
         numpy = sys.modules.get("numpy.random")
         return {
-            "torch": torch.get_rng_state(),
+            "torch": torch.default_generator.get_state(),
             "accelerator": {kind: module.get_rng_state_all() for kind, module in _accelerators()},
             "python": of_python(random.getstate()),
             "numpy": numpy.get_state() if numpy else None,
@@ -63,7 +63,7 @@ class RandomStates:
 
     def restore(self, states: dict[str, Any]) -> None:
         """Restore all states; NumPy's as soon as it is imported."""
-        torch.set_rng_state(states["torch"])
+        torch.default_generator.set_state(states["torch"])
         for kind, of_devices in states["accelerator"].items():
             getattr(torch, kind).set_rng_state_all(of_devices)
         random.setstate(to_python(states["python"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +120,83 @@ def test_dropout_differs_between_ranks_however_late_it_begins() -> None:
         with mine.for_forward(CPU):
             masks.append(torch.rand(8))
     assert not torch.equal(*masks)
+
+
+@pytest.fixture
+def following() -> Iterator[RandomStreams]:
+    """Streams of a rank that follow what the script does with torch's generator."""
+    torch.manual_seed(3)
+    with ExitStack() as undo:
+        mine = streams(1)
+        mine.install(undo)
+        yield mine
+
+
+def mask(mine: RandomStreams) -> list[float]:
+    """Draw as a model does, and then as the loop around it."""
+    with mine.for_forward(CPU):
+        own = torch.rand(()).item()
+    return [own, torch.rand(()).item()]
+
+
+def test_a_script_that_seeds_again_draws_the_same_again(following: RandomStreams) -> None:
+    first = [mask(following), mask(following)]
+    torch.manual_seed(seed=3)
+    assert following.drew
+    assert [mask(following), mask(following)] == first
+    torch.random.manual_seed(4)
+    assert mask(following)[0] != first[0][0]
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["after-some-calls", "before-the-first"])
+def test_a_script_that_restores_a_state_goes_on_as_from_there(
+    following: RandomStreams, used: bool
+) -> None:
+    """As one does that resumes from its own checkpoint, in the same process."""
+    if used:
+        mask(following)
+    kept = torch.get_rng_state()
+    after = [mask(following), mask(following)]
+    torch.set_rng_state(kept.clone())
+    assert [mask(following), mask(following)] == after
+
+
+def test_what_is_drawn_under_fork_rng_is_forgotten(following: RandomStreams) -> None:
+    start = torch.get_rng_state()
+    without = [mask(following), mask(following)]
+    torch.set_rng_state(start)
+    found = [mask(following)]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(7)
+        mask(following)
+    assert [*found, mask(following)] == without
+
+
+def test_a_model_that_sets_the_state_itself_leaves_the_loops_alone(
+    following: RandomStreams,
+) -> None:
+    before = mask(following)
+    with following.for_forward(CPU):  # as torch's checkpoint does
+        kept = torch.get_rng_state()
+        one = torch.rand(())
+        torch.set_rng_state(kept)
+        assert torch.equal(torch.rand(()), one)
+        torch.manual_seed(5)
+    following_loop = torch.rand(()).item()
+    torch.manual_seed(3)
+    assert mask(following) == before
+    assert torch.rand(()).item() == following_loop
+
+
+def test_a_later_process_goes_back_to_a_state_that_was_read(following: RandomStreams) -> None:
+    mask(following)
+    kept = torch.get_rng_state()
+    after = mask(following)
+    snapshot = following.state()
+    following.restore(streams(1).state())
+    following.restore(snapshot)
+    torch.set_rng_state(kept)
+    assert mask(following) == after
 
 
 def test_only_torchs_generator_is_swapped_around_a_forward() -> None:

@@ -372,7 +372,7 @@ class _Inputs:
             self.values = [v.clone() if i in compiled.apart else v for i, v in enumerate(values)]
         self.compiled = compiled
         self._versions = _versions(self.values)
-        self._random_state = torch.get_rng_state()
+        self._random_state = torch.default_generator.get_state()
 
     def repeat(self, graph: _Graph) -> Repeated:
         """Return the call, made again without compilation.
@@ -391,7 +391,7 @@ class _Inputs:
         with _outside_vmap(), torch.enable_grad():
             apart = [v.view_as(v) if _wants_gradient(v) else v for v in self.values]
         with _outside_vmap(), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._random_state)
+            torch.default_generator.set_state(self._random_state)
             return Repeated(apart, graph.repeat(apart))
 
 

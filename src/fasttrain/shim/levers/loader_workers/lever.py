@@ -318,7 +318,7 @@ class _Choices:
 
     def __init__(self, batches: Any) -> None:
         self.past: list[Any] = []
-        self._state = torch.get_rng_state()
+        self._state = torch.default_generator.get_state()
         self._copied = inner = copy.copy(batches)
         if type(batches) is BatchSampler:
             self._copied.sampler = inner = copy.copy(batches.sampler)
@@ -329,8 +329,8 @@ class _Choices:
     def left(self) -> Iterator[Any]:
         """Return what it will choose next; nothing if it hasn't chosen what its copy has."""
         choices = iter(self._copied)
-        state = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        state = torch.default_generator.get_state()
+        torch.default_generator.set_state(self._state)
         try:
             first = list(islice(choices, 1))  # torch's samplers draw from the global generator now
             ahead = chain(first, choices)
@@ -339,7 +339,7 @@ class _Choices:
         except Exception:  # noqa: BLE001, S110 - it comes again, where the script expects it
             pass
         finally:
-            torch.set_rng_state(state)
+            torch.default_generator.set_state(state)
         return iter(())
 
 
