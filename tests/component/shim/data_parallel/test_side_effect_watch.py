@@ -8,6 +8,7 @@ import logging
 import pickle
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ def in_a_thread(act: Callable[[], Any]) -> None:
 )
 def test_words(act: Callable[[], Any], what: str) -> None:
     assert seen(act) == what
+
+
+def test_a_warning_is_not_taken_for_a_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: sys.stderr.write("UserWarning"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert seen(lambda: warnings.warn("deprecated", stacklevel=1)) == "it shows a warning"
 
 
 @pytest.mark.parametrize(

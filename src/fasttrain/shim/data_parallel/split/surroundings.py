@@ -9,6 +9,7 @@ import io
 import logging
 import random
 import sys
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -63,6 +64,7 @@ class SideEffectWatch:
         for kind in _FILES:
             patching.wrap(kind, "write", self._writing, self._undo)
         patching.wrap(logging.Logger, "callHandlers", self._logging, self._undo)
+        patching.wrap(warnings, "showwarning", self._warning, self._undo)
         _redirect(_Listening(sys.stdout, self), _Listening(sys.stderr, self), self._undo)
 
     def _hooking(self, original: Any) -> Any:
@@ -110,6 +112,16 @@ class SideEffectWatch:
             return original(*args, **kwargs)
 
         return log
+
+    def _warning(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def showwarning(*args: Any, **kwargs: Any) -> Any:
+            before = self.seen
+            original(*args, **kwargs)
+            # Not that it prints: a warning of torch's, in the first call only, is no print().
+            self.seen = before or "it shows a warning"
+
+        return showwarning
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
