@@ -309,4 +309,5 @@ def _is_unmet(outcome: Outcome, *, idle: bool) -> bool:
 def _unmet_parts(outcome: Outcome, *, idle: bool) -> list[str]:
     if _is_unmet(outcome, idle=idle):
         return [f": {outcome.reason}"]
-    return [f" to {missed}" for missed in outcome.missed] if outcome.explicit else []
+    # A sharded model whose calls aren't split is one of them.
+    return [f" in full: {missed}" for missed in outcome.missed] if outcome.explicit else []
