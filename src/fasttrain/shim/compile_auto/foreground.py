@@ -57,7 +57,9 @@ class TimeBox:
 
     def install(self, listeners: list[Callable[[str], None]], undo: ExitStack) -> None:
         """Hear of compilations; print nothing of exceptions that are lost."""
-        listeners.append(self.compiling)
+        # The first: what the others do when a compilation has ended isn't to be ended.
+        listeners.insert(0, self.compiling)
+        undo.callback(self.compiling, "")  # should its end not have been told
         undo.callback(listeners.remove, self.compiling)
         patching.wrap(sys, "unraisablehook", _but_ours, undo)
 

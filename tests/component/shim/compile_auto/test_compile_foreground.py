@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from fasttrain.shim.compile_auto import auto as auto_module
 from fasttrain.shim.compile_auto import foreground
 from fasttrain.shim.compile_auto.auto import AutoCompile
 from fasttrain.shim.compile_auto.foreground import TimeBox, TooLongError, no_room_on
+from fasttrain.shim.compile_auto.peers import NoOthers, Ready
+from fasttrain.shim.compile_auto.rule import Choice
 
 LONG_S = 20.0
 
@@ -101,6 +104,40 @@ def test_an_exception_that_is_late_reaches_nobody() -> None:
     box.compiling("")
     assert len(tried) == 2
     assert box._done is None
+
+
+def test_nothing_is_ended_once_the_box_is_gone() -> None:
+    """Nor while other listeners hear that a compilation has ended."""
+    heard: list[Any] = []
+    listeners: list[Any] = [lambda name: heard.append((name, box._done is not None))]
+    with ExitStack() as undo:
+        box = TimeBox(0.3)
+        box.install(listeners, undo)
+        for name in ("Net", ""):
+            for listen in listeners:
+                listen(name)
+        for listen in listeners:
+            listen("Net")  # whose end nobody tells
+    busy(0.6)
+    assert heard == [("Net", True), ("", False), ("Net", True)]
+    assert not box.over
+
+
+def test_no_room_on_a_device_leaves_the_run_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Any = AutoCompile.__new__(AutoCompile)
+    auto._others, stayed = NoOthers(), list[str]()
+    for name, value in {"_on_cpu": False, "_count_parts": 1, "_devices": set()}.items():
+        monkeypatch.setattr(AutoCompile, name, lambda _, value=value: value)
+    monkeypatch.setattr(AutoCompile, "_stay", lambda _, why: stayed.append(why))
+    monkeypatch.setattr(auto_module, "no_room_on", lambda _: "no memory")
+    monkeypatch.setattr(AutoCompile, "_wait", _begins)
+    assert list(auto._decide(0.01, Ready(("Net",), ""))) == []
+    assert stayed == ["no memory"]
+
+
+def _begins(*_: Any) -> Any:
+    yield from ()
+    return Choice("begin", "")
 
 
 def test_an_exception_that_is_lost_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
