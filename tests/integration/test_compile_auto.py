@@ -332,7 +332,7 @@ rule.IMPORT_S, rule.TRACE_S_PER_PART, rule.COMPILE_S, rule.COMPILE_S_PER_PART = 
     )
     done = fasttrain("run", script(text), *OPTIONS[:-1], "4000", timeout_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert b"TooLongError" not in done.stderr
+    assert b"ran eagerly" not in done.stderr, "no failure of the compiler's"
     (written,) = tmp_path.glob("fasttrain_runs/*/compile_auto.json")
     assert json.loads(written.read_text())["phase"] == "dropped"
     assert "dropped: compiling took more than" in compile_outcome(tmp_path)["reason"]

@@ -202,7 +202,7 @@ class AutoCompile(SwitchedProcess):
     @contextmanager
     def _time_box(self, plain_s: float) -> Iterator[TimeBox | None]:
         """Have compilations ended that take too long, where the training waits for them."""
-        if self._on_cpu():
+        if self._on_cpu() or self._shared.plan.strict:  # then an error of theirs is the script's
             yield None
             return
         box = TimeBox(self._allowed_s(plain_s, forks=False))
@@ -218,7 +218,7 @@ class AutoCompile(SwitchedProcess):
             times.append(self._clock.taken_s)
             self._has_switched = True  # what is compiled from now on wasn't foreseen
             if box is not None and box.over:
-                yield from self._drop_together(f"compiling took more than {box.allowed_s:.0f} s")
+                yield from self._drop_together(f"compiling took more than {box.allowed_s:.1f} s")
                 return []
         return times
 

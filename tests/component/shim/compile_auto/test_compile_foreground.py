@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
+import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._inductor.codecache import LambdaFuture
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fasttrain.shim.compile_auto import auto as auto_module
 from fasttrain.shim.compile_auto import foreground
@@ -19,108 +21,166 @@ from fasttrain.shim.compile_auto.foreground import TimeBox, TooLongError, no_roo
 from fasttrain.shim.compile_auto.peers import NoOthers, Ready
 from fasttrain.shim.compile_auto.rule import Choice
 
-LONG_S = 20.0
+OF_FUNCTORCH = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+OF_INDUCTOR = {"fx_graph_cache": False, "compile_threads": 1}
 
 
-def busy(seconds: float) -> None:
-    """Compute, as a compiler does."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pass
+class Clock:
+    """Time that passes by hand, in seconds."""
+
+    now_s = 5.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
-def test_one_that_takes_too_long_is_ended() -> None:
-    box = TimeBox(0.2)
-    began_s = time.monotonic()
-    box.compiling("Net")
-    with pytest.raises(TooLongError):
-        busy(LONG_S)
-    box.compiling("")
-    assert box.over
-    assert 0.15 < time.monotonic() - began_s < LONG_S / 2
-    busy(0.1)  # nothing is raised any more
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(foreground, "time", clock)
+    return clock
 
 
-def test_one_that_is_done_in_time_is_left_alone() -> None:
-    box = TimeBox(0.3)
-    box.compiling("Net")
-    busy(0.05)
-    box.compiling("")
-    busy(0.5)
-    assert not box.over
+class Ended(TimeBox):
+    """A box whose time is up when it is asked for the n-th time; the first is 1."""
+
+    def __init__(self, at: float) -> None:
+        super().__init__(math.inf)
+        self.at, self.asked, self.by = at, 0, set[str]()
+
+    def _asking(self, function: Any) -> Any:
+        asking = super()._asking(function)
+
+        def telling(*args: Any) -> Any:
+            self.by.add(function.__qualname__)
+            return asking(*args)
+
+        return telling
+
+    def check(self) -> None:
+        self.asked += 1
+        if self.asked >= self.at:
+            self._left_s = 0.0
+        super().check()
 
 
-def test_all_of_them_share_the_time() -> None:
-    box = TimeBox(0.4)
-    box.compiling("Net")
-    busy(0.3)
-    box.compiling("")
-    assert box._left_s <= 0.1
-    box.compiling("Net")
-    with pytest.raises(TooLongError):
-        busy(LONG_S)
-    box.compiling("")
-    box.compiling("Net")
-    with pytest.raises(TooLongError):
-        busy(LONG_S)
-    box.compiling("")
-
-
-def test_a_compiler_that_catches_the_exception_gets_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(foreground, "AGAIN_S", 0.1)
-    box = TimeBox(0.0)
-    box.compiling("Net")
-    caught = 0
-    for _ in range(3):
-        try:
-            busy(LONG_S)
-        except TooLongError:
-            caught += 1
-    box.compiling("")
-    assert caught == 3
-
-
-def test_an_exception_that_is_late_reaches_nobody() -> None:
-    box = TimeBox(LONG_S)
-    box.compiling("Net")
-    lock, tried = box._lock, list[int]()
-
-    class Late:
-        """It comes when the compilation has ended."""
-
-        def __enter__(self) -> None:
-            tried.append(1)
-            if len(tried) == 1:
-                foreground._raise_in(threading.get_ident(), TooLongError)
-            lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            if lock.locked():
-                lock.release()
-
-    box._lock = Late()  # type: ignore[assignment]
-    box.compiling("")
-    assert len(tried) == 2
-    assert box._done is None
-
-
-def test_nothing_is_ended_once_the_box_is_gone() -> None:
-    """Nor while other listeners hear that a compilation has ended."""
-    heard: list[Any] = []
-    listeners: list[Any] = [lambda name: heard.append((name, box._done is not None))]
+def compiled_step(net: nn.Module, box: TimeBox) -> list[torch.Tensor]:
+    """Return the gradients of a step that is compiled in a box."""
+    listeners: list[Any] = []
+    torch.compiler.reset()
     with ExitStack() as undo:
-        box = TimeBox(0.3)
+        undo.enter_context(torch._dynamo.config.patch(suppress_errors=True))
+        undo.enter_context(torch._functorch.config.patch(**OF_FUNCTORCH))
+        undo.enter_context(torch._inductor.config.patch(**OF_INDUCTOR))
         box.install(listeners, undo)
-        for name in ("Net", ""):
-            for listen in listeners:
-                listen(name)
-        for listen in listeners:
-            listen("Net")  # whose end nobody tells
-    busy(0.6)
-    assert heard == [("Net", True), ("", False), ("Net", True)]
+        (heard,) = listeners
+        heard("Net")
+        loss = torch.compile(net)(torch.ones(4, 8)).square().mean()
+        heard("")
+    assert listeners == []
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's, while imported
+def test_one_that_takes_too_long_is_ended_wherever_it_is() -> None:
+    """While it traces, and while it lowers the forward and the backward pass."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    loss = net(torch.ones(4, 8)).square().mean()
+    eager = list(torch.autograd.grad(loss, list(net.parameters())))
+    compiled_step(net, Ended(math.inf))  # the first makes tables for all
+    whole = Ended(math.inf)
+    torch.testing.assert_close(compiled_step(net, whole), eager)
+    assert not whole.over
+    assert whole.by == {"PropagateUnbackedSymInts.run_node", "GraphLowering.run_node"}
+    for at in (1, whole.asked // 3, 2 * whole.asked // 3, whole.asked):
+        box = Ended(at)
+        found = compiled_step(net, box)
+        assert box.over, at
+        assert all(torch.equal(a, b) for a, b in zip(found, eager, strict=True)), at
+        assert torch.is_grad_enabled(), at
+        assert not torch.is_autocast_enabled("cpu"), at
+        assert _get_current_dispatch_mode() is None, at
+    again = Ended(math.inf)
+    torch.testing.assert_close(compiled_step(net, again), eager)
+    assert again.asked == whole.asked, "what was ended has left nothing"
+
+
+def in_compiler(call: Callable[[], Any]) -> Any:
+    """Call a function as if dynamo had called the compiler, and that the function."""
+    module, name = foreground.COMPILER_CALL
+    names: dict[str, Any] = {"__name__": module, "call": call}
+    exec(f"def {name}(): return call()", names)
+    return names[name]()
+
+
+def test_a_wait_for_a_kernel_is_ended(clock: Clock) -> None:
+    with ExitStack() as undo:
+        box = TimeBox(1.0)
+        box.install([], undo)
+        box.compiling("Net")
+        assert in_compiler(LambdaFuture(lambda: 3).result) == 3
+        clock.now_s += 5.0
+        assert LambdaFuture(lambda: 3).result() == 3, "no compilation waits for it"
+        with pytest.raises(TooLongError):
+            in_compiler(LambdaFuture(lambda: 3).result)
+    assert in_compiler(LambdaFuture(lambda: 3).result) == 3
+
+
+def test_compilations_share_the_time(clock: Clock) -> None:
+    box = TimeBox(4.0)
+    box.compiling("Net")
+    clock.now_s += 3.0
+    in_compiler(box.check)
+    box.compiling("")
+    clock.now_s += 100.0  # of training
+    in_compiler(box.check)
+    box.compiling("Net")
+    clock.now_s += 0.5
+    box.compiling("Block")  # inside of the other
+    clock.now_s += 0.4
+    in_compiler(box.check)
     assert not box.over
+    clock.now_s += 0.2
+    with pytest.raises(TooLongError):
+        in_compiler(box.check)
+    with pytest.raises(TooLongError):
+        in_compiler(box.check)  # should a compiler catch the first
+    assert box.over
+    box.compiling("")
+    in_compiler(box.check)
+    box.compiling("Net")
+    clock.now_s += 0.1
+    with pytest.raises(TooLongError):
+        in_compiler(box.check)
+
+
+def test_the_box_is_the_first_to_hear(clock: Clock) -> None:
+    """The others wait, for a rank that compiles."""
+    listeners: list[Any] = [lambda _: setattr(clock, "now_s", clock.now_s + 9.0)]
+    with ExitStack() as undo:
+        box = TimeBox(1.0)
+        box.install(listeners, undo)
+        for listen in listeners:
+            listen("Net")
+        with pytest.raises(TooLongError):
+            in_compiler(box.check)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "strict", "boxed"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_where_an_error_of_the_compiler_ends_the_run_none_is_raised(
+    monkeypatch: pytest.MonkeyPatch, cpu: bool, strict: bool, boxed: bool
+) -> None:
+    auto: Any = AutoCompile.__new__(AutoCompile)
+    auto._shared = SimpleNamespace(plan=SimpleNamespace(strict=strict))
+    auto.lever = SimpleNamespace(on_compiling=[])
+    monkeypatch.setattr(AutoCompile, "_on_cpu", lambda _: cpu)
+    monkeypatch.setattr(AutoCompile, "_allowed_s", lambda *_, **__: 7.0)
+    with auto._time_box(0.1) as box:
+        assert (box is not None) is boxed
+        assert len(auto.lever.on_compiling) == boxed
 
 
 def test_no_room_on_a_device_leaves_the_run_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,33 +198,6 @@ def test_no_room_on_a_device_leaves_the_run_eager(monkeypatch: pytest.MonkeyPatc
 def _begins(*_: Any) -> Any:
     yield from ()
     return Choice("begin", "")
-
-
-def test_an_exception_that_is_lost_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    class Lost:
-        def __del__(self) -> None:
-            raise TooLongError
-
-    class Other:
-        def __del__(self) -> None:
-            raise ValueError("the script's")
-
-    listeners: list[Any] = []
-    before = sys.unraisablehook
-    sys.unraisablehook = sys.__unraisablehook__
-    try:
-        with ExitStack() as undo:
-            TimeBox(LONG_S).install(listeners, undo)
-            assert len(listeners) == 1
-            Lost()
-            Other()
-        assert sys.unraisablehook is sys.__unraisablehook__
-    finally:
-        sys.unraisablehook = before
-    assert listeners == []
-    said = capfd.readouterr().err
-    assert "the script's" in said
-    assert "TooLongError" not in said
 
 
 @pytest.mark.parametrize(("free", "told"), [(20, ""), (5, "no memory to run compiled")])

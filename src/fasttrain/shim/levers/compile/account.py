@@ -22,6 +22,7 @@ LIMIT = "recompile limit"
 SKIPPING = "skipping cudagraphs due to "
 UNKNOWN_SKIP = "TORCH_LOGS=cudagraphs shows why"
 CUT = "cut at DDP's buckets, so that ranks send gradients while they compute others"
+TOO_LONG = "took too long to compile"  # of a compilation that fasttrain ended: it tells that itself
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 
 
@@ -121,7 +122,8 @@ def _hush(undo: ExitStack) -> None:
 
 
 def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
-    failed = [m for m in metrics if m.fail_reason and LIMIT not in m.fail_reason]
+    known = (LIMIT, TOO_LONG)
+    failed = [m for m in metrics if m.fail_reason and not any(s in m.fail_reason for s in known)]
     limited = [m for m in metrics if m.fail_reason and LIMIT in m.fail_reason]
     recorder.counts["failures"] = len(failed)
     recorder.counts["limits"] = len(limited)
