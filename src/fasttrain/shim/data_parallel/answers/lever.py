@@ -295,6 +295,8 @@ def _asked_by_user() -> bool:
 
 LEFT = "left to rank 0"
 _OWN = "each rank saved its checkpoints to temporary files, of which it has its own"
+# Methods of profilers that write a file, in C++ or for themselves.
+_EXPORTS = ("export_chrome_trace", "export_stacks", "export_memory_timeline")
 _LOOK_S = 0.01  # between looks whether rank 0 has saved
 # Modules whose functions write a file themselves, not by `open`.
 _SAVING_MODULES = {
@@ -339,6 +341,11 @@ class SideEffects:
         for kind in (scripted.RecursiveScriptModule, scripted.ScriptModule):  # of a traced model
             self._files.replace(kind, "save", self._save_by_method, undo)
         self._saving_modules(undo)
+        for name in _EXPORTS:
+            self._files.replace(torch.profiler.profile, name, self._export, undo)
+            if hasattr(torch.autograd.profiler.profile, name):
+                kind = torch.autograd.profiler.profile
+                self._files.replace(kind, name, self._export_by_script, undo)
         self._copies.install(undo)
         self._files.install(undo)
         self._commands.install(undo)
@@ -400,6 +407,27 @@ class SideEffects:
             self.recorder.apply("saved", "")
             self.recorder.counts["files"] += 1
         return None
+
+    # --- what a profiler has recorded
+
+    def _export_by_script(
+        self, frame: FrameType | None, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Export what the older profiler has recorded, on which the newer one stands."""
+        if outside_of_torch(frame) is not frame:
+            return original(*args, **kwargs)
+        return self._export(frame, original, *args, **kwargs)
+
+    def _export(
+        self, frame: FrameType | None, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Export rank 0's records: each rank has its own, of the same steps."""
+        export = functools.partial(original, *args, **kwargs)
+        path = path_of(args[1] if len(args) > 1 else kwargs.get("path"))
+        outside = outside_of_torch(frame)
+        if not path or self._copies.is_own(path):
+            return export()
+        return None if self._files.leave(outside, "export a profile", path, export) else export()
 
     def _save_elsewhere(self, path: str, save: Callable[[], Any]) -> None:
         """Save in one of the script's threads: the other ranks' threads wait for rank 0's."""

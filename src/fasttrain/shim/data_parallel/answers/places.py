@@ -30,6 +30,7 @@ _PASSING = (
 _LOGGING = ("/logging/__init__.py", "/logging/handlers.py")
 # Functions of libraries that write a file named by their caller, such as np.save, to_csv, imwrite.
 _SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
+_ONNX = "/torch/onnx/"
 _MAPPING = "/memmap.py"  # NumPy's: the caller changes the mapped file by assignments
 
 
@@ -50,8 +51,8 @@ def _kind(path: str) -> _Kind:
         return _Kind.PASSING
     if path.startswith(_program()):
         return _Kind.USERS
-    if path.startswith(own_prefixes()):
-        return _Kind.NOT_ASKING  # torch's: saving checkpoints is wrapped separately
+    if path.startswith(own_prefixes()):  # torch's: saving checkpoints is wrapped separately
+        return _Kind.LIBRARY if _ONNX in path else _Kind.NOT_ASKING
     return _Kind.LIBRARY if is_installed(path) else _Kind.USERS
 
 
