@@ -25,6 +25,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import re
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,6 +95,9 @@ _SYNC_BUFFERS = next(
 )
 PROBES = 2  # complete passes in a row before DDP takes over; twice as many after each failure
 FAILURES = 4  # incomplete passes with DDP, after which it is used no more
+# DDP's, of gradients in another memory order than its buckets, as a penalty on the gradients of a
+# layer with one output has them: it copies them, and says so once. Source: torch's reducer.cpp
+_OTHER_ORDER = ("ignore", re.compile("Grad strides do not match bucket"), UserWarning, None, 0)
 # In C: no Python frame per parameter.
 _WANTS_GRADIENT = operator.attrgetter("requires_grad")
 _FORM = operator.attrgetter("dtype", "shape")
@@ -289,6 +294,10 @@ class Replica:
             _SYNC_BUFFERS: False,  # in-place, hence wrong with two forwards before a backward
             "init_sync": False,  # values were broadcast when the root was discovered
         }
+        # Only now, so that it stands in front of filters that make warnings errors. Not by
+        # `filterwarnings`, after which Python forgets which warnings of the script it has shown.
+        if _OTHER_ORDER not in warnings.filters:
+            warnings.filters.insert(0, _OTHER_ORDER)  # type: ignore[attr-defined]
         ddp = DistributedDataParallel(module, **options)
         del ddp._modules["module"]  # a plain attribute is looked up faster
         ref = weakref.ref(self)

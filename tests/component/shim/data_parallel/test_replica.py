@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -53,9 +54,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def handed_over(ranks: Any) -> tuple[Replica, Net]:
+def handed_over(ranks: Any, module: Any = None) -> tuple[Replica, Any]:
     """Return a root whose gradients torch's object averages, and none of whom has one."""
-    module = Net()
+    module = module or Net()
     replica = Replica(module, ranks)
     for _ in range(PROBES + 1):
         module.zero_grad()
@@ -103,6 +104,26 @@ def test_torchs_object_takes_over_when_every_parameter_has_had_a_gradient(alone:
     train(replica, module)
     assert alone.sums == sums, "averaged by hand as well"
     assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_gradient_in_another_memory_order_is_averaged_without_a_warning(alone: Any) -> None:
+    """Which is an error in a script that takes warnings for errors."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            critic = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+            replica, _ = handed_over(alone, critic)
+            x = X.clone().requires_grad_(True)
+            scores = replica.call(critic, (x,), {}).sum()
+            (slope,) = torch.autograd.grad(scores, x, create_graph=AGAIN)
+            train_by(replica, scores + slope.square().sum())
+            with pytest.raises(UserWarning, match="the script's"):
+                warnings.warn("the script's", UserWarning, stacklevel=1)
+    finally:
+        torch.set_warn_always(before)
+    assert not replica.watching
 
 
 def test_torchs_object_is_not_made_of_parameters_on_two_types_of_devices(alone: Any) -> None:
