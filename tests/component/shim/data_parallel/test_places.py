@@ -28,6 +28,7 @@ def library(function: str, path: str = "/env/lib/site-packages/library/main.py")
         ("configure", True, True),  # as Hydra does
         ("configure", False, False),  # it may read the file again, as a cache
         ("save_results", False, True),
+        ("mimwrite", False, True),  # imageio's, of an animation
     ],
 )
 def test_a_log_is_the_scripts_although_a_library_opens_it(

@@ -29,7 +29,7 @@ _PASSING = (
 )  # fmt: skip
 _LOGGING = ("/logging/__init__.py", "/logging/handlers.py")
 # Functions of libraries that write a file named by their caller, such as np.save, to_csv, imwrite.
-_SAVING = re.compile(r"_*(save|to_|dump|write|imwrite|imsave|export|open_memmap)")
+_SAVING = re.compile(r"_*(save|to_|dump|write|m?im(write|save)|export|open_memmap)")
 _ONNX = "/torch/onnx/"
 _MAPPING = "/memmap.py"  # NumPy's: the caller changes the mapped file by assignments
 
