@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shards import reads
 from fasttrain.shim.data_parallel.shards.replica import ShardedReplica
-from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, STALE_EVERY
+from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, STALE_EVERY, LentTensor
 from support.forked_ranks import on_ranks
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
@@ -256,6 +257,23 @@ def by_training(folder: Path, act: Callable[[Training, int, list[str]], Any]) ->
             return act(training, ranks.rank, told)
 
     return [ended.good for ended in on_ranks(folder, on_one)]
+
+
+def test_a_deep_copy_of_kept_tensors_has_each_of_them() -> None:
+    """torch notes copies by ids, which are used again once a tensor is gone."""
+    for _ in range(50):
+        state = {at: _lent(torch.full((3,), float(at))) for at in range(15)}
+        copied = copy.deepcopy(state)
+        assert [float(tensor[0]) for tensor in copied.values()] == list(range(15))
+        assert {type(tensor) for tensor in copied.values()} == {Tensor}
+    copies = copy.deepcopy([state[0], state[0]])  # tied
+    assert copies[0] is copies[1]
+
+
+def _lent(whole: Tensor) -> LentTensor:
+    lent = whole.as_subclass(LentTensor)
+    lent.of = SimpleNamespace(stale=False)  # type: ignore[assignment]
+    return lent
 
 
 def test_another_thread_reads_what_was_gathered_last(tmp_path: Path) -> None:

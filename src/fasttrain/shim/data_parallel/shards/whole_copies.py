@@ -113,6 +113,14 @@ class LentTensor(Tensor):
                 return func(args[0], *current(args[1:]))
         return func(*current(args), **current(kwargs or {}))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a plain copy of the tensor as it is now."""
+        plain: Any = _current(self)
+        copied: Tensor = plain.__deepcopy__(memo)
+        # It was noted by the id of a tensor that is about to be gone, which another one may get.
+        memo.pop(id(plain), None)
+        return copied
+
 
 def current(value: Any) -> Any:
     """Return a value with plain tensors, up to date, in the places of `LentTensor`s."""
