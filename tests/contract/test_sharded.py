@@ -460,6 +460,40 @@ WAYS = {
 pytestmark = pytest.mark.slow
 
 
+# A call whose rows depend on each other is also tried with a part of the steps in time, of which
+# those of the last rank are all padding: only that rank raises an error, between two blocks.
+ALONE = """
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+    def forward(self, x, mask):
+        x = self.blocks[0](x - x.mean(0))
+        packed = pack_padded_sequence(x, mask.sum(1), batch_first=True, enforce_sorted=False)
+        x, _ = pad_packed_sequence(packed, batch_first=True)
+        return self.blocks[2](self.blocks[1](x)).mean(1)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+mask = torch.arange(8) < torch.tensor([[4], [3], [2], [4], [1], [3]])
+for step in range(4):
+    loss = (model(torch.randn(6, 8, 6), mask) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+
+
 def closely(_: str) -> dict[str, float]:
     return {"rel": 1e-4, "abs": 1e-4}
 
@@ -570,6 +604,12 @@ def test_parts_that_are_called_depending_on_values(pair: Any) -> None:
     one, ranks = pair(ROUTED)
     assert_trains_the_same(one, ranks)
     assert any("depend on the batch's values" in why for why in ranks.outcome("strategy")["missed"])
+
+
+def test_a_part_that_only_some_ranks_come_to_with_their_rows(pair: Any) -> None:
+    one, ranks = pair(ALONE)
+    assert_trains_the_same(one, ranks)
+    assert any("different values" in why for why in ranks.outcome("strategy")["missed"])
 
 
 def test_steps_in_hooks_on_parameters(pair: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -55,18 +55,45 @@ def writes_refused(module: nn.Module) -> Iterator[None]:
     Raises:
         SystemExit: ``fsdp-writes``.
     """
+    hooks = [(part._forward_hooks, _check_unwritten) for part in _sharded_in(module)]
+    with _before_those_of_fsdp(hooks):
+        yield
+
+
+@contextmanager
+def before_gathers(module: nn.Module, meet: Callable[[int], None]) -> Iterator[None]:
+    """Call ``meet`` in the block before all ranks gather the parameters of a sharded part.
+
+    Args:
+        module: The module that is called.
+        meet: Called with the part's number.
+    """
+
+    def meets(number: int) -> Callable[..., None]:
+        return lambda *_: meet(number)
+
+    hooks = [(m._forward_pre_hooks, meets(at)) for at, m in enumerate(_sharded_in(module))]
+    with _before_those_of_fsdp(hooks):
+        yield
+
+
+def _sharded_in(module: nn.Module) -> list[nn.Module]:
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    parts = [m for m in nn.Module.modules(module) if fsdp and isinstance(m, fsdp.FSDPModule)]
+    return [m for m in nn.Module.modules(module) if fsdp and isinstance(m, fsdp.FSDPModule)]
+
+
+@contextmanager
+def _before_those_of_fsdp(hooks: Sequence[tuple[Any, Callable[..., None]]]) -> Iterator[None]:
+    """Put hooks before FSDP's own, which gathers or frees, not registered: no script's hooks."""
     key: Any = object()
-    for part in parts:
-        # Before FSDP's own, which frees them, and not registered: it is no hook of the script's.
-        part._forward_hooks[key] = _check_unwritten
-        part._forward_hooks.move_to_end(key, last=False)
+    for slot, hook in hooks:
+        slot[key] = hook
+        slot.move_to_end(key, last=False)
     try:
         yield
     finally:
-        for part in parts:
-            part._forward_hooks.pop(key, None)
+        for slot, _ in hooks:
+            slot.pop(key, None)
 
 
 def _check_unwritten(part: nn.Module, *_: Any) -> None:

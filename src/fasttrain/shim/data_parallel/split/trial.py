@@ -18,7 +18,7 @@ from torch.nn import Module
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.shim.data_parallel.rank_consistency import meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
-from fasttrain.shim.data_parallel.shards.checks import writes_refused
+from fasttrain.shim.data_parallel.shards.checks import before_gathers, writes_refused
 from fasttrain.shim.data_parallel.shards.low_gathers import widened
 from fasttrain.shim.data_parallel.shards.replica import has_sharded_parts, put_away
 from fasttrain.shim.data_parallel.split.agreement import (
@@ -80,12 +80,16 @@ _UNHELD = (
     " an optimizer"
 )
 OWN_TENSORS = "it puts tensors in the places of its parameters while it runs"
-_TOGETHER = 1  # tag of what ranks are doing when they meet
+_TOGETHER, _GATHERING = 1, 5  # tags of what ranks are doing when they meet
 Value = tuple[Any, dict[Place, Any]]  # a call's output, and what it changes in its modules
 
 
 class OwnTensorsError(Exception):
     """Raised in a split call that has put tensors in the places of its parameters."""
+
+
+class _AloneError(BaseException):
+    """Raised if other ranks don't gather the part that this one does; scripts must not catch it."""
 
 
 class RefusalError(Exception):
@@ -342,6 +346,8 @@ class SplitTrial:
         self._before.begin()
         with ExitStack() as stack:
             stack.enter_context(Silence())
+            if splitting:
+                stack.enter_context(before_gathers(self._module, self._meet_to_gather))
             known = [b for part in self._before.parts for b in part._buffers.values()]
             neutral = Neutral((b for b in known if b is not None), **constants)
             try:
@@ -349,6 +355,9 @@ class SplitTrial:
                     output = self._plainly(*args, **kwargs)
             except OwnTensorsError:
                 return OWN_TENSORS
+            except _AloneError:
+                put_away(self._module)
+                return "an error: other ranks don't call the same parts"
             except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
                 put_away(self._module)
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -362,6 +371,15 @@ class SplitTrial:
         if neutral.reads:
             return neutral.reads
         return output, self._before.left()
+
+    def _meet_to_gather(self, number: int) -> None:
+        """Check that all ranks gather a part: one whose rows have raised an error doesn't.
+
+        Raises:
+            _AloneError: If they don't.
+        """
+        if not meet_inside(self._ranks, _GATHERING, [float(number)]) or self._ranks.spread:
+            raise _AloneError
 
     def _agreeing(
         self,
