@@ -460,6 +460,41 @@ WAYS = {
 pytestmark = pytest.mark.slow
 
 
+# Penalties on parameters of which a rank has no rows, before and after what FSDP reduces.
+PENALTIES_ON_FEW_ROWS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.gain = nn.Parameter(torch.ones(1, 4))
+    def forward(self, x):
+        return x * self.gain + self.linear(x).tanh()
+model = nn.Sequential(Block(), Block(), nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+def penalty():
+    return sum(p.square().sum() for p in model.parameters())
+def product(p):
+    return (p @ p.T).trace() if p.dim() > 1 else p.norm()
+for step in range(8):
+    optimizer.zero_grad()
+    before = penalty() if step % 4 == 1 else 0
+    loss = model(torch.randn(6, 4)).square().mean()
+    if step % 4 == 0:
+        (loss + penalty()).backward()
+    elif step % 4 == 1:
+        (before + loss).backward()
+    elif step % 4 == 2:
+        sum(p.abs().sum() for p in model.parameters()).backward()
+        loss.backward()
+    else:
+        loss.backward()
+        sum(map(product, model.parameters())).backward()
+    print(loss.item(), [p.grad.norm().item() for p in model.parameters()])
+    optimizer.step()
+"""
 # A call whose rows depend on each other is also tried with a part of the steps in time, of which
 # those of the last rank are all padding: only that rank raises an error, between two blocks.
 ALONE = """
@@ -557,6 +592,10 @@ def test_a_derivative_through_weights_that_were_freed_ends_with_words(pair: Any)
 
 def test_penalties_on_derivatives(pair: Any) -> None:
     assert_trains_the_same(*pair(PENALTIES))
+
+
+def test_penalties_on_parameters_of_which_a_rank_has_no_rows(pair: Any) -> None:
+    assert_trains_the_same(*pair(PENALTIES_ON_FEW_ROWS))
 
 
 def test_parameters_that_the_script_has_listed_before(pair: Any) -> None:

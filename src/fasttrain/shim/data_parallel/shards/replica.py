@@ -108,6 +108,7 @@ class ShardedReplica:
             part.register_load_state_dict_pre_hook(cut_parameters)
         # Scalars are averaged like parameters that no root owns.
         self.parameters = [p for p in parameters_of(module) if hasattr(p, "placements")]
+        self._accumulators: dict[int, Any] = {}  # kept, as torch drops them after each pass
         state, gathered = _set_up(module, blocks)
         low = LowGathers(module, state, gathered, ranks, tell, compiles)
         # FSDP's state has it, and this a weak reference: it holds the module by its parameters.
@@ -121,14 +122,16 @@ class ShardedReplica:
         return low
 
     def begin_pass(self) -> None:
-        """Check that the script has no hooks on parameters that FSDP wouldn't run.
+        """Check the hooks that the script has on parameters, and have their gradients be cut.
 
         Raises:
-            SystemExit: ``fsdp-hooks``.
+            SystemExit: ``fsdp-hooks`` if FSDP would not run them.
         """
         for parameter in self.parameters:
             if parameter._backward_hooks:
                 refuse(hooks_error())
+            if parameter.requires_grad and id(parameter) not in self._accumulators:
+                self._accumulators[id(parameter)] = _accumulator(parameter)
         COPIES.before_backward()
 
     def gather_first(self, ends: Iterable[Tensor]) -> None:
@@ -315,6 +318,24 @@ def _set_up(module: nn.Module, blocks: Iterable[nn.Module]) -> tuple[Any, list[A
             gathered += of_part._fsdp_param_group.fsdp_params
     mixed.OWNERS.update({id(one.sharded_param): weakref.ref(one) for one in gathered})
     return state, gathered
+
+
+def _accumulator(shard: Any) -> Any:
+    """Return the node that adds to a shard's gradient, and have it add what is cut as the shard is.
+
+    What DTensor computes for a penalty may be cut otherwise. That on a parameter with fewer rows
+    than ranks, such as the weight of a layer with one output, comes whole to each rank.
+    """
+    with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        node: Any = shard.view_as(shard).grad_fn.next_functions[0][0]
+    mesh, placements = shard.device_mesh, shard.placements
+
+    def cut(gradients: tuple[Any, ...]) -> Any:
+        given = getattr(gradients[0], "placements", placements)
+        return (gradients[0].redistribute(mesh, placements),) if given != placements else None
+
+    node.register_prehook(cut)
+    return node
 
 
 def _gather_before_derivatives_of_bases(state: Any) -> None:
