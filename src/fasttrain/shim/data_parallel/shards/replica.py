@@ -99,7 +99,7 @@ class ShardedReplica:
                 shards[name].grad = cut_like(parameter.grad, shards[name])
         for optimizer in optimizers:
             exchange_states(optimizer, places)
-        exchange_references([p for p in whole.values() if id(p) in places], places, tell)
+        exchange_references([p for p in whole.values() if id(p) in places], places)
         COPIES.agree()
         gather = functools.partial(gather_parameters, tell)
         parts: list[Any] = [part for part in module.modules() if part._parameters]
