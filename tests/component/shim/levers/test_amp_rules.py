@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -133,6 +134,21 @@ def test_bf16_by_name_is_taken_on_any_gpu(rig: Any, two_gpus: Callable[[str], No
     two_gpus("cuda:1")
     with rig(amp="bfloat16", device="cuda"), pytest.warns(UserWarning, match="CUDA is not"):
         Layer(8)(X)
+
+
+def test_a_step_of_another_thread_judges_no_call_that_goes_on(auto: Any) -> None:
+    class Overtaken(Layer):
+        def forward(self, x: Any) -> Any:
+            if not self.seen:
+                other = threading.Thread(target=train, args=(Layer(8), X, lambda _: 1))
+                other.start()
+                other.join()
+            return super().forward(x)
+
+    model = Overtaken(8)
+    train(model, X, lambda _: 1)
+    assert not any(model.low)
+    assert "8,192 operations" in auto().reason
 
 
 def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:

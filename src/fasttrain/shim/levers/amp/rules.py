@@ -139,12 +139,26 @@ class Rules:
         elif not history.steps and history.calls > MANY_CALLS and not _is_compiled(root):
             history.low = False  # the next steps show whether it is called as often again
         elif not history.steps and history.small != "" and _can_count(root):
-            judge = functools.partial(_judge_size, history, _least_flops(root, device))
-            call = _counted(call, judge)
+            if history.small is None:
+                self._called.discard(weakref.ref(root))  # until the call has ended
+            call = _counted(call, functools.partial(self._judge_size, root, history, device))
         elif history.steps and history.low and not history.looked and _can_count(root):
             history.looked = True
             call = _counted(call, functools.partial(self._look, root, device))
         return "" if history.low else JUDGING, call
+
+    def _judge_size(
+        self, root: Root, history: CallHistory, device: str, products: Products
+    ) -> None:
+        """Note whether the products of a call are worth bf16.
+
+        One call doesn't say: it may be a trial with a single row. By the first step a root has had
+        one that trains it, and is as large as its largest call. A step while the call goes on,
+        in another thread or in the call itself, doesn't judge the root: nothing is known yet.
+        """
+        why = _small(products.mean(), _least_flops(root, device))
+        history.small = why if history.small is None else history.small and why
+        self._called.add(weakref.ref(root))
 
     def _look(self, root: Root, device: str, products: Products) -> None:
         """Report what may be coordinates, which bf16 rounds to 8 bits."""
@@ -236,16 +250,6 @@ def _evaluates(root: Root, history: CallHistory) -> bool:
     module: Any = root.ref()
     history.trained = history.trained or module.training
     return history.trained and not module.training
-
-
-def _judge_size(history: CallHistory, least: int, products: Products) -> None:
-    """Note whether the products of a call are worth bf16.
-
-    One call doesn't say: it may be a trial with a single row. By the first step a root has had one
-    that trains it, and is as large as its largest call.
-    """
-    why = _small(products.mean(), least)
-    history.small = why if history.small is None else history.small and why
 
 
 def _counted(call: Call, judge: Callable[[Products], object]) -> Call:
