@@ -151,6 +151,23 @@ def test_a_step_of_another_thread_judges_no_call_that_goes_on(auto: Any) -> None
     assert "8,192 operations" in auto().reason
 
 
+class Found(Exception):  # noqa: N818 - no error
+    """Ends a forward with the features that a hook was put there for."""
+
+
+def test_a_model_whose_calls_a_hook_ends_is_judged_by_what_it_has_computed(auto: Any) -> None:
+    def end(module: Any, inputs: Any, output: Any) -> None:
+        raise Found
+
+    inner = Layer(256).requires_grad_(False)
+    inner.register_forward_hook(end)
+    features = nn.Sequential(inner, nn.Linear(256, 256)).requires_grad_(False)
+    for _ in range(3):
+        with pytest.raises(Found):
+            features(LARGE)
+    assert inner.low == [False, True, True]
+
+
 def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:
     model = Layer(256)  # 2 * 64 * 256 * 256 is 1 << 23
     train(model, LARGE, lambda _: 1)

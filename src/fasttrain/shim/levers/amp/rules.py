@@ -253,13 +253,23 @@ def _evaluates(root: Root, history: CallHistory) -> bool:
 
 
 def _counted(call: Call, judge: Callable[[Products], object]) -> Call:
-    """Return a function that calls another one, and is judged by its products."""
+    """Return a function that calls another one, and is judged by its products.
+
+    A call that ends by an exception, as where a hook takes features and leaves out the rest, is
+    judged as well if it had any.
+    """
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        with Products() as products:
-            output = call(*args, **kwargs)
-        judge(products)
-        return output
+        ended = False
+        products = Products()
+        try:
+            with products:
+                output = call(*args, **kwargs)
+            ended = True
+            return output
+        finally:
+            if ended or products.mean() is not None:
+                judge(products)
 
     return counted
 
