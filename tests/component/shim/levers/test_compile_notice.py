@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fasttrain.model.places import COMPILED_VARIABLE
+from fasttrain.shim.levers.compile.account import Account
 from support.rig import X, network, train
 
 
@@ -40,3 +46,46 @@ def test_without_the_lever_there_are_none(rig: Any, backend: Any) -> None:
     with backend("eager"), rig(amp="bfloat16") as runtime:
         torch.compile(network())(X)
         assert not [event for event in events(runtime) if "compiling" in event]
+
+
+def compilers_speak(cache: Path) -> list[str]:
+    """Log and warn as the compilers do, and as others; return the warnings that are shown."""
+    locks = logging.getLogger("filelock")
+    for place in (cache / "a.lock", cache.parent / "own.lock"):
+        locks.debug("Lock %s acquired on %s", 1, place)
+    for name in ("torch._inductor.codecache", "torch._functorch._aot_autograd.x", "torch.x"):
+        logging.getLogger(name).warning("logged by %s", name)
+    with warnings.catch_warnings(record=True) as shown:
+        for module in ("torch._inductor.lowering", "torch._functorch.vmap", "__main__"):
+            warnings.warn_explicit(module, UserWarning, "file.py", 1, module=module)
+    return [str(warning.message) for warning in shown]
+
+
+@pytest.mark.filterwarnings("always")
+def test_what_compilers_log_and_warn_of_stays_out_of_the_scripts_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.delenv("TORCH_LOGS", raising=False)
+    monkeypatch.setenv(COMPILED_VARIABLE, str(tmp_path / "cache"))
+    with ExitStack() as undo:
+        Account(undo)
+        shown = compilers_speak(tmp_path / "cache")
+    assert shown == ["torch._functorch.vmap", "__main__"]
+    assert caplog.messages == [f"Lock 1 acquired on {tmp_path / 'own.lock'}", "logged by torch.x"]
+    caplog.clear()
+    assert len(compilers_speak(tmp_path / "cache")) == 3
+    assert len(caplog.messages) == 5, "all of it is there without the lever"
+
+
+@pytest.mark.filterwarnings("always")
+def test_torch_logs_turns_it_on_again(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("TORCH_LOGS", "+inductor")
+    monkeypatch.setenv(COMPILED_VARIABLE, str(tmp_path / "cache"))
+    with ExitStack() as undo:
+        Account(undo)
+        assert len(compilers_speak(tmp_path / "cache")) == 3
+    assert len(caplog.messages) == 5

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 from fasttrain.model.outcome import State
+from fasttrain.model.places import COMPILED_VARIABLE
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.levers.compile.recompiles import in_words
 from fasttrain.shim.process.callsite import is_own_file, location
@@ -24,6 +27,10 @@ UNKNOWN_SKIP = "TORCH_LOGS=cudagraphs shows why"
 CUT = "cut at DDP's buckets, so that ranks send gradients while they compute others"
 TOO_LONG = "took too long to compile"  # of a compilation that fasttrain ended: it tells that itself
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
+COMPILERS = ("torch._dynamo", "torch._functorch._aot_autograd", "torch._inductor")
+FAKES = "torch._subclasses"  # logs as an error what dynamo then fails by
+_THEIRS = re.compile(rf"({'|'.join(map(re.escape, COMPILERS))})\b")
+THEIR_WARNINGS = ("ignore", None, Warning, _THEIRS, 0)  # a filter, as Python keeps them
 
 
 class Account:
@@ -111,14 +118,33 @@ class Account:
 
 
 def _hush(undo: ExitStack) -> None:
-    """Keep dynamo's warnings out of the script's stderr: the receipt has them, a line for each.
+    """Keep what compilers log and warn of out of the script's output and logs.
 
-    Dynamo logs breaks and failures with whole stacks. TORCH_LOGS turns these on again.
+    Dynamo logs breaks and failures with whole stacks, of which the receipt has a line for each.
+    inductor logs and warns of its cache, and at the level DEBUG its locks are logged, which would
+    be in the log of a script that logs everything. TORCH_LOGS turns all of this on again.
     """
-    logger = logging.getLogger("torch._dynamo")
-    if "TORCH_LOGS" not in os.environ and logger.level == logging.NOTSET:
-        undo.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.ERROR)
+    if "TORCH_LOGS" in os.environ:
+        return
+    for name in (*COMPILERS, FAKES):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL if name == FAKES else logging.ERROR)
+    locks = logging.getLogger("filelock")
+    locks.addFilter(_is_not_of_cache)
+    undo.callback(locks.removeFilter, _is_not_of_cache)
+    # Not by `filterwarnings`, after which Python forgets which warnings it has shown.
+    filters: Any = warnings.filters
+    filters.insert(0, THEIR_WARNINGS)
+    undo.callback(_remove, filters, THEIR_WARNINGS)
+
+
+def _is_not_of_cache(record: logging.LogRecord) -> bool:
+    """False for a record of filelock's about a lock in the cache of compiled code."""
+    cache = os.environ.get(COMPILED_VARIABLE)
+    given = record.args if isinstance(record.args, tuple) else ()
+    return not cache or not any(str(argument).startswith(cache) for argument in given)
 
 
 def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
@@ -180,6 +206,6 @@ def announce(begins: Callable[[], None], ends: Callable[[], None], undo: ExitSta
     undo.callback(_remove, handler.end_callbacks, ended)
 
 
-def _remove(callbacks: list[Callable[..., None]], callback: Callable[..., None]) -> None:
-    if callback in callbacks:
-        callbacks.remove(callback)
+def _remove(items: list[Any], item: Any) -> None:
+    if item in items:
+        items.remove(item)
