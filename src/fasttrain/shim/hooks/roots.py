@@ -89,6 +89,7 @@ class OneRanksRows:
 
 
 ROWS = OneRanksRows()
+LOOK_EVERY = 64  # calls of a frozen root, besides the 1st, 2nd, 4th, 8th and so on
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
 Around = Callable[["Root", Module, Call], Call]
@@ -102,7 +103,8 @@ class Root:
         ref: A weak reference to the module.
         name: The name of its class.
         where: Where the script called it first.
-        trainable: Whether any of its parameters required a gradient at its first call.
+        trainable: Whether any of its parameters required a gradient at its first call, or at one of
+            those at which that was looked for again.
         device: Where its parameters were at its first call, such as ``cuda:0``.
         replica: The data-parallel lever's state of this root.
         precision: The amp lever's state of this root.
@@ -111,6 +113,7 @@ class Root:
             so that this part of it is a root; empty if there is none.
         lowered_on: The device type on which the amp lever had its last forward pass in low
             precision; None if it hadn't.
+        frozen_calls: Calls with gradients switched on while it wasn't trainable.
     """
 
     ref: weakref.ref[Module]
@@ -123,6 +126,7 @@ class Root:
     calls: Any = None
     outer: str = ""
     lowered_on: str | None = None
+    frozen_calls: int = 0
     # Where it is: torch can't swap the tensors of a parameter that has a weak reference.
     _part: Callable[[], Module | None] = field(default=lambda: None, repr=False)
     _key: str = ""
@@ -183,6 +187,8 @@ class RootCalls:
         on_lowering: Called with whether any root runs in low precision, when that changes.
         inside: Whether this thread is inside a root's call.
         on_discover: Called once for each new root, before its first call.
+        on_trainable: Called once for a root that was frozen at first, before a call in which it
+            isn't.
         on_call: Called before every call of a root with its positional and keyword arguments.
         on_return: Called after every call of a root with its output.
     """
@@ -194,6 +200,7 @@ class RootCalls:
         self.lowered = self._lowering = False
         self.on_lowering: list[Callable[[bool], None]] = []
         self.on_discover: list[Callable[[Root, Module], None]] = []
+        self.on_trainable: list[Callable[[Root, Module], None]] = []
         self.on_call: list[Callable[[Root, tuple[Any, ...], dict[str, Any]], None]] = []
         self.on_return: list[Callable[[Root, Any], None]] = []
         self.last: Root | None = None
@@ -285,6 +292,8 @@ class RootCalls:
         root = self._table.get(id(module))
         if root is None or root.ref() is not module:
             root = self._root_of(module)
+        if root is not None and not root.trainable and torch.is_grad_enabled():
+            self._look_for_gradients(root, module)
         call: Call = module._compiled_call_impl or functools.partial(_CALL, module)
         if root is None and isinstance(module, ParametrizationList):
             # The script reads a weight: its parts are no models either.
@@ -333,6 +342,19 @@ class RootCalls:
         for listen in self.on_discover:
             listen(root, module)
         return root
+
+    def _look_for_gradients(self, root: Root, module: Module) -> None:
+        """Look whether the script has thawed a root, at a few of its calls: that takes a while.
+
+        A GAN often freezes its discriminator for the generator's step, which comes first.
+        """
+        root.frozen_calls = calls = root.frozen_calls + 1
+        if calls & (calls - 1) and calls % LOOK_EVERY:
+            return
+        root.trainable = any(p.requires_grad for p in parameters_of(module))
+        if root.trainable:
+            for listen in self.on_trainable:
+                listen(root, module)
 
     def _forget(self, key: int) -> None:
         root = self._table.pop(key, None)

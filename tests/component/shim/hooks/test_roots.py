@@ -52,6 +52,29 @@ class Outer(nn.Module):
 X = torch.ones(3, 2)
 
 
+def test_a_frozen_root_that_is_thawed_is_told_once(watch: Watch) -> None:
+    told: list[str] = []
+    watch.roots.on_trainable.append(lambda root, _: told.append(root.name))
+    model = Outer().requires_grad_(False)
+    model(X)
+    model.requires_grad_(True)
+    with torch.no_grad():
+        model(X)
+    assert told == []
+    model(X)
+    model(X)
+    assert told == ["Outer"]
+    assert watch.found == ["Outer"]
+
+
+def test_parameters_of_a_root_that_stays_frozen_are_looked_at_now_and_then(watch: Watch) -> None:
+    model = Outer().requires_grad_(False)
+    with mock.patch.object(roots_module, "parameters_of", wraps=parameters_of) as looks:
+        for _ in range(300):
+            model(X)
+    assert looks.call_count < 20
+
+
 def test_only_the_outermost_call_counts(watch: Watch) -> None:
     model = nn.Sequential(Outer(), nn.ReLU())
     model(X)

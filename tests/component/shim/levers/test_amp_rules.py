@@ -168,6 +168,15 @@ def test_a_model_whose_calls_a_hook_ends_is_judged_by_what_it_has_computed(auto:
     assert inner.low == [False, True, True]
 
 
+@pytest.mark.parametrize("width", [8, 256])
+def test_a_root_that_was_frozen_at_first_is_judged_by_its_steps(auto: Any, width: int) -> None:
+    model, x = Layer(width).requires_grad_(False), LARGE[:, :width]
+    model(x)  # as a discriminator in the generator's step
+    model.requires_grad_(True)
+    train(model, x, lambda _: 1)
+    assert model.low == [False, False, *[width == 256] * 3]
+
+
 def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:
     model = Layer(256)  # 2 * 64 * 256 * 256 is 1 << 23
     train(model, LARGE, lambda _: 1)

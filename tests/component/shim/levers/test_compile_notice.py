@@ -1,4 +1,4 @@
-"""What is being compiled is among the events while it goes on."""
+"""What a compilation shows: events while it goes on, and nothing in the script's output."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fasttrain.model.outcome import State
 from fasttrain.model.places import COMPILED_VARIABLE
 from fasttrain.shim.levers.compile.account import Account
 from support.rig import X, network, train
@@ -55,6 +56,7 @@ def compilers_speak(cache: Path) -> list[str]:
         locks.debug("Lock %s acquired on %s", 1, place)
     for name in ("torch._inductor.codecache", "torch._functorch._aot_autograd.x", "torch.x"):
         logging.getLogger(name).warning("logged by %s", name)
+    logging.getLogger("torch._subclasses.fake_tensor").error("no operator takes that")
     with warnings.catch_warnings(record=True) as shown:
         for module in ("torch._inductor.lowering", "torch._functorch.vmap", "__main__"):
             warnings.warn_explicit(module, UserWarning, "file.py", 1, module=module)
@@ -75,7 +77,7 @@ def test_what_compilers_log_and_warn_of_stays_out_of_the_scripts_log(
     assert caplog.messages == [f"Lock 1 acquired on {tmp_path / 'own.lock'}", "logged by torch.x"]
     caplog.clear()
     assert len(compilers_speak(tmp_path / "cache")) == 3
-    assert len(caplog.messages) == 5, "all of it is there without the lever"
+    assert len(caplog.messages) == 6, "all of it is there without the lever"
 
 
 @pytest.mark.filterwarnings("always")
@@ -88,4 +90,15 @@ def test_torch_logs_turns_it_on_again(
     with ExitStack() as undo:
         Account(undo)
         assert len(compilers_speak(tmp_path / "cache")) == 3
-    assert len(caplog.messages) == 5
+    assert len(caplog.messages) == 6
+
+
+def test_a_model_that_is_frozen_at_first_is_compiled_once_it_trains(rig: Any, backend: Any) -> None:
+    with backend("eager"), rig(compile="default") as runtime:
+        model = network().requires_grad_(False)
+        model(X)
+        assert runtime.outcomes()["compile"].counts.get("graphs", 0) == 0
+        train(model.requires_grad_(True))
+        outcome = runtime.outcomes()["compile"]
+    assert outcome.state is State.APPLIED
+    assert outcome.counts["graphs"] == 1

@@ -58,6 +58,7 @@ class CallHistory:
 
     Attributes:
         low: Whether its calls run in low precision.
+        frozen: Whether nothing of it has been trained yet: it couldn't be.
         calls: Calls with gradients since the last optimizer step.
         most: The largest number of calls in one step.
         steps: Steps in which it was called.
@@ -73,6 +74,7 @@ class CallHistory:
     """
 
     low: bool
+    frozen: bool = False
     calls: int = 0
     most: int = 0
     steps: int = 0
@@ -101,7 +103,8 @@ class Rules:
 
     def history(self, root: Root, device: str) -> CallHistory:
         """Return the history of a root that was not called before."""
-        return CallHistory(low=_is_compiled(root) or not root.trainable or device != "cpu")
+        low = not root.trainable or _begins_low(root, device)
+        return CallHistory(low=low, frozen=not root.trainable)
 
     def emulates(self, device: torch.device) -> bool:
         """True if a device computes bf16 with other arithmetic, which is slower than fp32.
@@ -122,6 +125,8 @@ class Rules:
         """
         if not torch.is_grad_enabled() or not root.trainable:
             return self._without_gradients(root, history, device, call)
+        if history.frozen:
+            history.frozen, history.low = False, _begins_low(root, device)
         if self._searches:
             self._leave(root, LINE_SEARCH)
             return LINE_SEARCH, call
@@ -303,6 +308,11 @@ def _can_count(root: Root) -> bool:
     """True if the products of a root's call can be counted."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not transformed and not _is_compiled(root) and _leaves_compiling_alone()
+
+
+def _begins_low(root: Root, device: str) -> bool:
+    """True if a root that is trained runs in low precision before it was judged."""
+    return _is_compiled(root) or device != "cpu"
 
 
 def _is_compiled(root: Root) -> bool:

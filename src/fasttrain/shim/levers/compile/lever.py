@@ -80,6 +80,8 @@ MOST_OF_A_KIND = 3
 class CompileLever:
     """Compiles each trainable root, or its repeated blocks, at the script's first call of it.
 
+    One that is frozen at first is compiled once it isn't.
+
     Args:
         decision: What was decided.
         recorder: Records what became of it.
@@ -137,8 +139,9 @@ class CompileLever:
         self._roots.on_discover.insert(0, _empty_if_copied)
         undo.callback(self._roots.on_discover.remove, _empty_if_copied)
         if not self._begins_later:
-            self._roots.on_discover.append(self._on_root)
-            undo.callback(self._roots.on_discover.remove, self._on_root)
+            for listeners in (self._roots.on_discover, self._roots.on_trainable):
+                listeners.append(self._on_root)
+                undo.callback(listeners.remove, self._on_root)
         if self._plan.graphs:
             watch_gradients(self._on_grad, self._on_tensor_hook, undo)
         self.recorder.settle(State.ARMED, UNUSED)
