@@ -195,6 +195,23 @@ def to_float32(value: Any, dtype: torch.dtype, lift: Change = Tensor.float) -> A
     return map_tensors(value, lambda tensor: lift(tensor) if tensor.dtype is dtype else tensor)
 
 
+def once(change: Change) -> Change:
+    """Return a function that changes a tensor once, and returns the same one for it again.
+
+    So one that a model returns in two places stays one tensor. It is for a single value, whose
+    tensors live meanwhile.
+    """
+    changed: dict[int, Tensor] = {}
+
+    def change_once(tensor: Tensor) -> Tensor:
+        key = id(tensor)
+        if key not in changed:
+            changed[key] = change(tensor)
+        return changed[key]
+
+    return change_once
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors inside containers in a fixed order, each as often as it occurs."""
     found: list[Tensor] = []

@@ -259,15 +259,24 @@ class RootCalls:
         a last sigmoid keeps its fp32 result. Other containers than these are cast after the graph,
         by the region.
         """
+        return self._finish(output, [])
+
+    def _finish(self, output: Any, finished: list[tuple[Tensor, Tensor]]) -> Any:
         if isinstance(output, Tensor):
             low = output.dtype is self.low_dtype
-            cast = low and torch.is_autocast_enabled(output.device.type)
+            if not (low and torch.is_autocast_enabled(output.device.type)):
+                return output
+            for given, result in finished:  # one that is returned in two places stays one
+                if given is output:
+                    return result
             # As `float()`, spelled so that dynamo's graph shows whose it is: `cast_for_script`.
-            return output.to(torch.float32, False, False) if cast else output  # noqa: FBT003
+            result = output.to(torch.float32, False, False)  # noqa: FBT003
+            finished.append((output, result))
+            return result
         if type(output) in (tuple, list):
-            return type(output)([self.finish(item) for item in output])
+            return type(output)([self._finish(item, finished) for item in output])
         if type(output) is dict:
-            return {key: self.finish(item) for key, item in output.items()}
+            return {key: self._finish(item, finished) for key, item in output.items()}
         return output
 
     def _stay_out_of(self, original: Any) -> Any:

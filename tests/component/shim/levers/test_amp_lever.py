@@ -33,6 +33,26 @@ def test_a_call_computes_in_bf16_and_gives_fp32(amp: Any) -> None:
     assert [(site.what, site.count) for site in outcome.sites] == [("Probe", 1)]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compile_", ["off", "default"])
+def test_a_tensor_in_two_places_of_the_output_stays_one(
+    rig: Any, backend: Any, compile_: str
+) -> None:
+    class Twice(Probe):
+        def forward(self, x: Any) -> Any:
+            y = super().forward(x)
+            return {"y": y, "all": [y, (y, y + 1)]}
+
+    with backend("aot_eager"), rig(amp="bfloat16", compile=compile_):
+        output = Twice()(X)
+    first, (again, other) = output["all"]
+    assert output["y"].dtype is other.dtype is torch.float32
+    assert output["y"] is first
+    assert output["y"] is again
+    assert output["y"] is not other
+
+
 def test_methods_other_than_forward(amp: Any) -> None:
     class WithLoss(Probe):
         def loss(self, x: Any) -> Any:

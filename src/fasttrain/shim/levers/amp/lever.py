@@ -31,7 +31,7 @@ from fasttrain.model.outcome import State
 from fasttrain.model.vendors import VENDORS
 from fasttrain.shim.hooks import gradients, patching
 from fasttrain.shim.hooks.call_state import Backup, one_line
-from fasttrain.shim.hooks.containers import to_float32
+from fasttrain.shim.hooks.containers import once, to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
@@ -262,7 +262,7 @@ class AmpLever:
                 output = call(*args, **kwargs)
             finally:
                 region.leave()
-        return to_float32(output, self._dtype, self._lift)
+        return to_float32(output, self._dtype, once(self._lift))
 
     def _lift(self, output: Tensor) -> Tensor:
         """Return an output of a root in fp32."""
