@@ -49,22 +49,17 @@ def test_without_the_lever_there_are_none(rig: Any, backend: Any) -> None:
         assert not [event for event in events(runtime) if "compiling" in event]
 
 
-def compilers_speak(cache: Path) -> list[str]:
-    """Log and warn as the compilers do, and as others; return the warnings that are shown."""
+def log(cache: Path) -> None:
+    """Log as the compilers do, and as others."""
     locks = logging.getLogger("filelock")
     for place in (cache / "a.lock", cache.parent / "own.lock"):
         locks.debug("Lock %s acquired on %s", 1, place)
     for name in ("torch._inductor.codecache", "torch._functorch._aot_autograd.x", "torch.x"):
         logging.getLogger(name).warning("logged by %s", name)
     logging.getLogger("torch._subclasses.fake_tensor").error("no operator takes that")
-    with warnings.catch_warnings(record=True) as shown:
-        for module in ("torch._inductor.lowering", "torch._functorch.vmap", "__main__"):
-            warnings.warn_explicit(module, UserWarning, "file.py", 1, module=module)
-    return [str(warning.message) for warning in shown]
 
 
-@pytest.mark.filterwarnings("always")
-def test_what_compilers_log_and_warn_of_stays_out_of_the_scripts_log(
+def test_what_compilers_log_stays_out_of_the_scripts_log(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -72,15 +67,13 @@ def test_what_compilers_log_and_warn_of_stays_out_of_the_scripts_log(
     monkeypatch.setenv(COMPILED_VARIABLE, str(tmp_path / "cache"))
     with ExitStack() as undo:
         Account(undo)
-        shown = compilers_speak(tmp_path / "cache")
-    assert shown == ["torch._functorch.vmap", "__main__"]
+        log(tmp_path / "cache")
     assert caplog.messages == [f"Lock 1 acquired on {tmp_path / 'own.lock'}", "logged by torch.x"]
     caplog.clear()
-    assert len(compilers_speak(tmp_path / "cache")) == 3
+    log(tmp_path / "cache")
     assert len(caplog.messages) == 6, "all of it is there without the lever"
 
 
-@pytest.mark.filterwarnings("always")
 def test_torch_logs_turns_it_on_again(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +82,30 @@ def test_torch_logs_turns_it_on_again(
     monkeypatch.setenv(COMPILED_VARIABLE, str(tmp_path / "cache"))
     with ExitStack() as undo:
         Account(undo)
-        assert len(compilers_speak(tmp_path / "cache")) == 3
+        log(tmp_path / "cache")
     assert len(caplog.messages) == 6
+
+
+@pytest.mark.parametrize("logs", ["", "+inductor"])
+def test_what_torch_warns_of_while_it_compiles_is_not_shown(
+    rig: Any, backend: Any, monkeypatch: pytest.MonkeyPatch, logs: str
+) -> None:
+    names = ["torch.autograd.graph", "__main__"]
+
+    def compiler(graph: Any, _: Any) -> Any:
+        for name in names:
+            warnings.warn_explicit(name, UserWarning, "file.py", 1, module=name)
+        return graph
+
+    if logs:
+        monkeypatch.setenv("TORCH_LOGS", logs)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with backend(compiler), rig(compile="default"):
+            train(network())
+        compiler(None, None)
+    told = [str(one.message) for one in shown if str(one.message) in names]
+    assert told == [*(names if logs else names[1:]), *names]
 
 
 def test_a_model_that_is_frozen_at_first_is_compiled_once_it_trains(rig: Any, backend: Any) -> None:

@@ -29,8 +29,7 @@ TOO_LONG = "took too long to compile"  # of a compilation that fasttrain ended: 
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 COMPILERS = ("torch._dynamo", "torch._functorch._aot_autograd", "torch._inductor")
 FAKES = "torch._subclasses"  # logs as an error what dynamo then fails by
-_THEIRS = re.compile(rf"({'|'.join(map(re.escape, COMPILERS))})\b")
-THEIR_WARNINGS = ("ignore", None, Warning, _THEIRS, 0)  # a filter, as Python keeps them
+TORCHS_WARNINGS = ("ignore", None, Warning, re.compile(r"torch\b"), 0)  # a filter of Python's
 
 
 class Account:
@@ -122,7 +121,8 @@ def _hush(undo: ExitStack) -> None:
 
     Dynamo logs breaks and failures with whole stacks, of which the receipt has a line for each.
     inductor logs and warns of its cache, and at the level DEBUG its locks are logged, which would
-    be in the log of a script that logs everything. TORCH_LOGS turns all of this on again.
+    be in the log of a script that logs everything. What else torch warns of while it compiles isn't
+    about what the script does. TORCH_LOGS turns all of this on again.
     """
     if "TORCH_LOGS" in os.environ:
         return
@@ -134,10 +134,23 @@ def _hush(undo: ExitStack) -> None:
     locks = logging.getLogger("filelock")
     locks.addFilter(_is_not_of_cache)
     undo.callback(locks.removeFilter, _is_not_of_cache)
-    # Not by `filterwarnings`, after which Python forgets which warnings it has shown.
+    announce(_hide_warnings, _show_warnings, undo)
+    undo.callback(_show_warnings)
+
+
+def _hide_warnings() -> None:
+    """Show none of torch's warnings: of gradients, say, that only the tracing of a graph takes.
+
+    Not by `filterwarnings`, after which Python forgets which warnings it has shown.
+    """
+    _show_warnings()
     filters: Any = warnings.filters
-    filters.insert(0, THEIR_WARNINGS)
-    undo.callback(_remove, filters, THEIR_WARNINGS)
+    filters.insert(0, TORCHS_WARNINGS)
+
+
+def _show_warnings() -> None:
+    filters: Any = warnings.filters
+    _remove(filters, TORCHS_WARNINGS)
 
 
 def _is_not_of_cache(record: logging.LogRecord) -> bool:
