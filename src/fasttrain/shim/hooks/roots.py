@@ -14,6 +14,7 @@ Source: ``torch/nn/modules/module.py`` of torch 2.13, ``Module._wrapped_call_imp
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 import threading
@@ -42,6 +43,12 @@ def in_constructor() -> bool:
     return next(_frames_of_modules("__init__"), None) is not None
 
 
+def runs_later(module: Module) -> bool:
+    """True if a module's forward is a generator or coroutine, whose code its call doesn't run."""
+    code = getattr(module.forward, "__code__", None)
+    return bool(getattr(code, "co_flags", 0) & _RUNS_LATER)
+
+
 def whose_forward(part: Module) -> str:
     """Return the module around a part whose ``forward`` the script called directly.
 
@@ -54,6 +61,8 @@ def whose_forward(part: Module) -> str:
     for frame, module in _frames_of_modules("forward"):
         caller = frame.f_back
         inside = any(other is part for other in Module.modules(module))
+        if frame.f_code.co_flags & _RUNS_LATER:
+            continue  # its call has ended, and was seen
         if caller is not None and module is not part and inside:
             return f"{type(module).__name__} ({location(*_place(caller))})"
     return ""
@@ -90,6 +99,7 @@ class OneRanksRows:
 
 ROWS = OneRanksRows()
 LOOK_EVERY = 64  # calls of a frozen root, besides the 1st, 2nd, 4th, 8th and so on
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 Call = Callable[..., Any]
 Region = Callable[["Root", Call, tuple[Any, ...], dict[str, Any]], Any]
 Around = Callable[["Root", Module, Call], Call]

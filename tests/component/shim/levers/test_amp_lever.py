@@ -53,6 +53,33 @@ def test_a_tensor_in_two_places_of_the_output_stays_one(
     assert output["y"] is not other
 
 
+def test_a_forward_that_runs_after_its_call_is_not_counted(amp: Any) -> None:
+    class Stepwise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Probe()
+
+        def forward(self, x: Any) -> Any:
+            for _ in range(2):
+                x = self.part(x)
+                yield x
+
+    class Awaited(Stepwise):
+        async def forward(self, x: Any) -> Any:  # type: ignore[override]
+            return self.part(x)
+
+    stepwise, awaited = Stepwise(), Awaited()
+    assert [y.dtype for y in stepwise(X)] == [torch.float32] * 2
+    with pytest.raises(StopIteration):
+        awaited(X).send(None)
+    assert stepwise.part.seen + awaited.part.seen == [torch.bfloat16] * 3
+    outcome = amp()
+    assert outcome.counts == {"forwards": 3}
+    assert {site.what for site in outcome.sites} == {"Probe"}
+    assert sum(lever.RUNS_LATER in note for note in outcome.notes) == 2
+    assert not any(lever.BY_HAND in note for note in outcome.notes)
+
+
 def test_methods_other_than_forward(amp: Any) -> None:
     class WithLoss(Probe):
         def loss(self, x: Any) -> Any:

@@ -13,7 +13,12 @@ from torch import nn
 
 from fasttrain.shim.hooks.roots import repeated_blocks
 from fasttrain.shim.levers.compile import targets
-from fasttrain.shim.levers.compile.targets import GENERATOR, second_derivatives, uncompilable
+from fasttrain.shim.levers.compile.targets import (
+    COROUTINE,
+    GENERATOR,
+    second_derivatives,
+    uncompilable,
+)
 
 
 def block() -> nn.Sequential:
@@ -57,7 +62,17 @@ def test_what_cannot_be_compiled() -> None:
 
     assert "TorchScript" in uncompilable(torch.jit.script(nn.ReLU()))
     assert "DataParallel" in uncompilable(nn.DataParallel(nn.ReLU()))
-    assert uncompilable(Stepwise()) == GENERATOR
+
+    class Awaited(nn.Module):
+        async def forward(self, x: Any) -> Any:
+            return x
+
+    class AwaitedStepwise(nn.Module):
+        async def forward(self, x: Any) -> Any:
+            yield x
+
+    assert uncompilable(Stepwise()) == uncompilable(AwaitedStepwise()) == GENERATOR
+    assert uncompilable(Awaited()) == COROUTINE
     assert uncompilable(block()) == ""
 
 

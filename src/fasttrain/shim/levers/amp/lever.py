@@ -34,7 +34,7 @@ from fasttrain.shim.hooks.call_state import Backup, one_line
 from fasttrain.shim.hooks.containers import once, to_float32
 from fasttrain.shim.hooks.dynamo import pass_over
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
-from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward
+from fasttrain.shim.hooks.roots import Call, Root, RootCalls, in_backward, runs_later
 from fasttrain.shim.hooks.seams import Passing, Training, then
 from fasttrain.shim.levers.amp.attention import attend_in_float32
 from fasttrain.shim.levers.amp.draws import draw_in_float32
@@ -60,6 +60,10 @@ from fasttrain.shim.process.callsite import (
 BY_HAND = (
     "its forward() is called directly: its layers run in low precision, what is between them"
     " doesn't"
+)
+RUNS_LATER = (
+    "its forward is a generator or coroutine, and runs after its call: its layers run in low"
+    " precision, what is between them doesn't"
 )
 IN_THREADS = (
     "torch runs its replicas in threads, as for nn.DataParallel, whose precision is another one"
@@ -328,6 +332,9 @@ class AmpLever:
         self._sides.append(weakref.ref(side))
         if root.outer:
             self.recorder.pass_over(root.outer, BY_HAND, missed=True)
+        module = root.ref()
+        if module is not None and runs_later(module):
+            side.left = RUNS_LATER
         if self._rules is not None:
             side.history = self._rules.history(root, root.device.partition(":")[0])
 

@@ -26,6 +26,7 @@ _NOT_THE_SCRIPTS = (str(Path(torch.__file__).parent), str(Path(__file__).parents
 
 
 GENERATOR = "its forward is a generator"
+COROUTINE = "its forward is a coroutine"
 SPECTRAL_NORM = "torch.nn.utils.spectral_norm has wrong gradients when it is compiled"
 
 
@@ -35,8 +36,10 @@ def uncompilable(module: Module) -> str:
         return "it is TorchScript"
     if isinstance(module, DataParallel):
         return "DataParallel copies it to threads at every call"
-    if inspect.isgeneratorfunction(module.forward):
+    if inspect.isgeneratorfunction(module.forward) or inspect.isasyncgenfunction(module.forward):
         return GENERATOR
+    if inspect.iscoroutinefunction(module.forward):
+        return COROUTINE
     if _has_spectral_norm(module):
         return SPECTRAL_NORM
     return ""
