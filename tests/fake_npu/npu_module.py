@@ -54,8 +54,20 @@ class Event:
         return (other._recorded_s - self._recorded_s) * 1e3
 
 
+def _take_streams() -> None:
+    """Have a tensor's ``record_stream`` take these streams, as it takes those of a card."""
+    record: Any = torch.Tensor.record_stream
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        if not isinstance(stream, Stream):
+            record(tensor, stream)
+
+    torch.Tensor.record_stream = record_stream  # type: ignore[method-assign]
+
+
 def make(extension: Any) -> Any:
     """Return the module; ``FAKE_NPU_NAME`` names the chip and ``FAKE_NPU_COUNT`` says how many."""
+    _take_streams()
     module: Any = types.ModuleType("torch.npu")
     module.extension = extension
     for part in (_devices, _precision, _random, _memory):

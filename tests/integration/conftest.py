@@ -139,7 +139,6 @@ FULL = {
         # levers on a simulated NPU of one rank; unit tests of loss scaling and the swap
         "test_a_model_that_fails_to_compile_", "test_a_skipped_step_", "test_fp16_is_refused_",
         "test_a_script_with_a_scaler_", "test_two_ranks_skip_", "test_fp16_trains_",
-        "test_two_ranks_move_",
     ),
     # one that is killed, and ends of runs that tune; a lever that goes wrong
     "test_prove.py": (
@@ -152,11 +151,8 @@ FULL = {
         "test_what_the_ranks_of_a_model_draw_",
         "test_an_end_from_outside_leaves_nothing[kill -9-ranks",
     ),
-    # what a pipe gets in test_a_line_is_shown_; a foreign rank in its other tests and in parity
-    "test_output.py": (
-        "test_no_progress_in_a_pipe_", "test_a_run_that_is_ended_has_",
-        "test_a_foreign_rank_changes_",
-    ),
+    # what a pipe gets in test_a_line_is_shown_
+    "test_output.py": ("test_no_progress_in_a_pipe_", "test_a_run_that_is_ended_has_"),
     "test_python.py": ("test_doctor_tries_",),
     "test_restarts.py": (
         # the same by one process, or by torchrun

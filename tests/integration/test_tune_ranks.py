@@ -53,7 +53,7 @@ for step in range(10**9):
     RANK_1
 """
 SCRIPTS = {"injected": INJECTED, "own": OWN.replace("RANK_1", "pass")}
-TUNE = ("--nproc-per-node", "2", "--compile", "off", "--json")
+TUNE = ("--nproc-per-node", "2", "--amp", "off", "--compile", "off", "--json")
 
 
 def left(folder: Path) -> list[Path]:

@@ -435,12 +435,14 @@ def compile_once(shared: Shared, recorder: OutcomeRecorder) -> CompileOnce:
 
     A rank that is alone may have children that train, each with a copy of one model.
     """
-    plan, node = shared.plan, entry.get("GROUP_RANK", "0")
+    plan = shared.plan
+    folder = Path(plan.shared_dir or plan.run_dir)
+    if plan.processes.value.backend == "direct":  # whatever RANK the user's own launcher has set
+        return CompileOnce(folder, "0", recorder, None)
     rank, ranks, of_node = (
         int(entry.get(name, default))
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
     )
-    folder = Path(plan.shared_dir or plan.run_dir)
     several = bool(plan.shared_dir) and ranks > of_node
     graphs = SharedGraphs(folder, rank) if several else None
-    return CompileOnce(folder, node, recorder, graphs)
+    return CompileOnce(folder, entry.get("GROUP_RANK", "0"), recorder, graphs)
