@@ -509,6 +509,38 @@ for step in range(8):
     print(loss.item(), [p.grad.norm().item() for p in model.parameters()])
     optimizer.step()
 """
+# Exports in the middle of a training.
+EXPORTED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+model = nn.Sequential(Block(), Block(), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(6, 4)
+def train():
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+train()
+train()
+model.eval()
+torch.jit.trace(model, x).save("traced.pt")
+module = torch.jit.trace_module(model, {"forward": x})
+program = torch.export.export(model, (x,))
+with torch.no_grad():
+    print(torch.jit.load("traced.pt")(x).sum().item(), module(x).sum().item())
+    print(program.module()(x).sum().item(), model(x).sum().item())
+model.train()
+train()
+"""
 # A call whose rows depend on each other is also tried with a part of the steps in time, of which
 # those of the last rank are all padding: only that rank raises an error, between two blocks.
 ALONE = """
@@ -660,6 +692,18 @@ def test_a_part_that_only_some_ranks_come_to_with_their_rows(pair: Any) -> None:
     one, ranks = pair(ALONE)
     assert_trains_the_same(one, ranks)
     assert any("different values" in why for why in ranks.outcome("strategy")["missed"])
+
+
+def test_exports_have_whole_parameters(pair: Any) -> None:
+    one, ranks = pair(EXPORTED)
+    assert_trains_the_same(one, ranks)
+    assert any("trace was given a copy" in note for note in ranks.outcome("strategy")["notes"])
+
+
+def test_a_scripted_model_is_refused(pair: Any) -> None:
+    made = "model = torch.jit.trace(model, x)"
+    _, ranks = pair(EXPORTED.replace("\ntrain()", f"\n{made}\ntrain()", 1))
+    assert "[fsdp-scripted]" in ranks.stderr
 
 
 def test_steps_in_hooks_on_parameters(pair: Any) -> None:

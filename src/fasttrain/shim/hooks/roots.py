@@ -35,6 +35,7 @@ from torch.utils.data import get_worker_info
 
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.dynamo import pass_over
+from fasttrain.shim.hooks.seams import Exporting
 from fasttrain.shim.process.callsite import call_site, location
 
 
@@ -232,7 +233,7 @@ class RootCalls:
         patching.put(Module, "__call__", __call__, undo)
         allow_deeper_calls(undo)
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the last one is torch.onnx's
-            patching.wrap(torch.jit, name, self._stay_out_of, undo)
+            patching.wrap(torch.jit, name, self._stay_out_of, undo, Exporting.ROOTS)
 
     @contextmanager
     def bare(self, roots: Iterable[Root]) -> Iterator[None]:

@@ -96,6 +96,13 @@ class Filing(IntEnum):
     TRIAL = 4  # of one call
 
 
+class Exporting(IntEnum):
+    """``torch.jit.trace`` and ``trace_module``."""
+
+    ROOTS = 0  # calls nothing a root meanwhile
+    SHARDS = 1  # gives it whole parameters
+
+
 def then(told: Callable[[Any], Any], *, even_traced: bool = False) -> Make:
     """Return what makes a method tell of its object once it has returned.
 

@@ -17,6 +17,7 @@ from fasttrain.shim.data_parallel.shards.refusals import (
     functional_error,
     name_of,
     parts_error,
+    scripted_error,
     written_error,
 )
 from fasttrain.shim.hooks.roots import Root, is_sharded
@@ -39,11 +40,13 @@ def check_own_parameters(root: Root) -> None:
 
 
 def check_unsharded(root: Root, module: nn.Module) -> None:
-    """Check that no part of a module has been sharded alone or with another root.
+    """Check that a module can be sharded, and no part of it has been, alone or with another root.
 
     Raises:
-        SystemExit: ``fsdp-parts``.
+        SystemExit: ``fsdp-parts`` or ``fsdp-scripted``.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        refuse(scripted_error(root))
     if is_sharded(module):
         refuse(parts_error(root))
 

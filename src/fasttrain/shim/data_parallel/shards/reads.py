@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from fasttrain.shim.data_parallel.shards import mixed
 from fasttrain.shim.data_parallel.shards.checkpoints import cut_like, whole_of
-from fasttrain.shim.data_parallel.shards.refusals import data_error, explain
+from fasttrain.shim.data_parallel.shards.refusals import data_error, explain, name_of
 from fasttrain.shim.data_parallel.shards.whole_copies import COPIES, current, set_base
 from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.containers import map_tensors
-from fasttrain.shim.hooks.seams import Filing
+from fasttrain.shim.hooks.roots import is_sharded
+from fasttrain.shim.hooks.seams import Exporting, Filing
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.callsite import own_prefixes
+from fasttrain.shim.process.import_hook import after_import
 from fasttrain.shim.process.refusal import refuse
 
 _NUMBER: Any = torch.ops.aten._local_scalar_dense.default  # reads a number
@@ -54,6 +56,11 @@ def install(undo: ExitStack) -> None:
             patching.wrap(owner, name, _whole_result, undo)
     mixed.install(undo)
     patching.wrap(torch, "save", _save_whole, undo, Filing.SHARDS)
+    for name in ("trace", "trace_module"):
+        patching.wrap(torch.jit, name, _export_whole, undo, Exporting.SHARDS)
+    later = undo.enter_context(ExitStack())  # for what the script imports later
+    for module in ("torch.onnx", "torch.export"):
+        later.callback(after_import(module, functools.partial(_in_module, later)))
     refusal.at_failure.append(explain)
     undo.callback(refusal.at_failure.remove, explain)
 
@@ -151,6 +158,28 @@ def _save_whole(original: Any) -> Any:
         return original(whole, *args, **kwargs)
 
     return save
+
+
+def _in_module(undo: ExitStack, module: Any) -> None:
+    patching.wrap(module, "export", _export_whole, undo)
+
+
+def _export_whole(original: Any) -> Any:
+    """Give an exporter copies of sharded modules, whose calls would gather parameters."""
+
+    def whole(value: Any) -> Any:
+        if not (isinstance(value, nn.Module) and is_sharded(value)):
+            return value
+        COPIES.tell(
+            f"{original.__name__} was given a copy of {name_of(value)}, which isn't trained with it"
+        )
+        return mixed.whole_modules(value)
+
+    @functools.wraps(original)
+    def export(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(whole, args), **{k: whole(v) for k, v in kwargs.items()})
+
+    return export
 
 
 def _whole_result(original: Any) -> Any:

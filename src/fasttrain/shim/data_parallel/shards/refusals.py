@@ -81,6 +81,16 @@ def parts_error(root: Root) -> FasttrainError:
     )
 
 
+def scripted_error(root: Root) -> FasttrainError:
+    """Return the error for a module that torch.jit has made."""
+    return FasttrainError(
+        f"--strategy fsdp can't shard {root.name}, called at {root.where}",
+        why="it is a TorchScript module, whose parameters can't be replaced by shards",
+        fix="call it in torch.no_grad() if it isn't to be trained, or use --strategy ddp",
+        slug="fsdp-scripted",
+    )
+
+
 def refused_error(module: nn.Module, error: Exception) -> FasttrainError:
     """Return the error for a model that torch doesn't shard."""
     first = str(error).partition("\n")[0]
