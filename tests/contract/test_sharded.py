@@ -509,6 +509,35 @@ for step in range(8):
     print(loss.item(), [p.grad.norm().item() for p in model.parameters()])
     optimizer.step()
 """
+# Functions of parameters that DTensor has wrong, or not for ranks without rows.
+FUNCTIONS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+model(torch.randn(8, 4)).square().mean().backward()
+inf = float("inf")
+functions = [
+    torch.max, torch.min, torch.std, torch.amax, torch.aminmax, torch.prod,
+    lambda p: p.argmax(), lambda p: p.max(0)[0], lambda p: p.norm(inf), lambda p: p.logsumexp(0),
+    lambda p: torch.linalg.vector_norm(p, inf), lambda p: p.cumsum(-1), lambda p: p.cummax(0)[0],
+    lambda p: F.smooth_l1_loss(p, torch.zeros_like(p)), lambda p: torch.trace(p @ p.T),
+    lambda p: torch.linalg.matrix_rank(p.detach()),
+]
+for p in model.parameters():
+    for number, function in enumerate(functions):
+        if p.dim() > 1 or number < 14:
+            found = function(p)
+            found = torch.stack(found) if isinstance(found, tuple) else found
+            p.grad = None
+            if found.requires_grad:
+                found.square().sum().backward()
+            print(found.tolist(), None if p.grad is None else p.grad.tolist())
+model(torch.randn(8, 4)).square().mean().backward()
+print(nn.utils.clip_grad_norm_(model.parameters(), 0.1, inf).item())
+print([p.grad.abs().max().item() for p in model.parameters()])
+"""
 # Exports in the middle of a training.
 EXPORTED = """
 import torch
@@ -692,6 +721,12 @@ def test_a_part_that_only_some_ranks_come_to_with_their_rows(pair: Any) -> None:
     one, ranks = pair(ALONE)
     assert_trains_the_same(one, ranks)
     assert any("different values" in why for why in ranks.outcome("strategy")["missed"])
+
+
+def test_functions_of_parameters_and_their_derivatives(pair: Any) -> None:
+    one, ranks = pair(FUNCTIONS)
+    assert_trains_the_same(one, ranks)
+    assert ranks.stderr.count("Warning") == one.good.stderr.count("Warning")
 
 
 def test_exports_have_whole_parameters(pair: Any) -> None:

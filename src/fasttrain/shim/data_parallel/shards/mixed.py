@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,8 +32,18 @@ OF_SHARDS = (
     "Sharding propagation failed", "unevenly sharded",
 )  # fmt: skip
 _IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
-_WHOLE = {  # functions that draw random numbers, and some that DTensor lacks
-    "bernoulli", "dropout", "median", "multinomial", "nonzero", "normal", "poisson", "quantile",
+# Functions that draw random numbers, and some that DTensor lacks or has wrong: in torch 2.13 amax
+# has NaN for a derivative, a smooth loss that of one shard's mean, and cumsum(-1) sums each shard.
+_WHOLE = {
+    "amax", "amin", "aminmax", "bernoulli", "cummax", "cummin", "cumprod", "cumsum", "dropout",
+    "huber_loss", "linalg_cond", "linalg_matrix_rank", "logcumsumexp", "median", "multinomial",
+    "nonzero", "normal", "poisson", "prod", "quantile", "smooth_l1_loss", "trace", "trapezoid",
+    "trapz",
+}  # fmt: skip
+# Functions that a rank without rows can't begin with, as others can with 0.
+_OF_SOME = {
+    "argmax", "argmin", "kthvalue", "linalg_matrix_norm", "linalg_norm", "linalg_vector_norm",
+    "logsumexp", "max", "min", "mode", "norm", "std", "std_mean", "var", "var_mean",
 }  # fmt: skip
 # Functions in place that do the same to each number, or change no numbers. Any other may draw
 # random numbers or use indices, for which DTensor draws by the shard or changes a copy.
@@ -102,9 +113,9 @@ def _run(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if _is_shard(out := kwargs.get("out")):
         named = {key: value for key, value in kwargs.items() if value is not out}
         return _write(Tensor.copy_, out, func(*_put_together(args), **_whole_values(named)))
-    if name in _WHOLE or isinstance(kwargs.get("out"), Tensor):
-        return func(*_put_together(args), **_whole_values(kwargs))
     first = args[0] if args else None
+    if _needs_whole(name, args, kwargs) or isinstance(kwargs.get("out"), Tensor):
+        return func(*_put_together(args), **_whole_values(kwargs))
     if _is_shard(first) and (name in _VIEWS or name == "__get__"):
         return _view(func, first, args, kwargs)
     if _is_shard(first) and _changes(name) and not _is_by_number(name):
@@ -248,6 +259,24 @@ def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _is_shard(value: Any) -> bool:
     return hasattr(value, "placements")
+
+
+def _needs_whole(name: str, args: Any, kwargs: Any) -> bool:
+    """True for a function that has to run on whole tensors."""
+    if name in _WHOLE or (name in _OF_SOME and args and _lacks_rows(args[0])):
+        return True
+    # The derivative of a maximum is NaN on ranks that don't have it, and one without rows has none.
+    given = (*args, *kwargs.values())
+    return name.endswith("norm") and any(type(v) is float and math.isinf(v) for v in given)
+
+
+def _lacks_rows(value: Any) -> bool:
+    """True for a shard of which some ranks have no rows."""
+    if not _is_shard(value):
+        return False
+    cuts = enumerate(value.placements)
+    of = [(value.size(cut.dim), value.device_mesh.size(at)) for at, cut in cuts if cut.is_shard()]
+    return any(math.ceil(rows / ranks) * (ranks - 1) >= rows for rows, ranks in of)
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
