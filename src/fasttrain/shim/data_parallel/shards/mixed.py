@@ -94,6 +94,8 @@ def _do(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return _copied(*args)
     if name == "detach":
         return set_base(func(*args), args[0])
+    if name == "data_ptr" and _is_shard(args[0]):  # by which scripts find tied parameters
+        return _address(args[0])
     if name in _MADE_BY and (made := _made(name, args, kwargs)) is not None:
         return made
     if name in _DRAWN_LIKE:
@@ -259,6 +261,12 @@ def _write(func: Any, changed: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _is_shard(value: Any) -> bool:
     return hasattr(value, "placements")
+
+
+def _address(shard: Any) -> int:
+    """Return where a shard lies: that of one without rows, for which torch has 0, too."""
+    local: Tensor = shard.detach().to_local()
+    return local.untyped_storage().data_ptr() + int(local.storage_offset()) * local.element_size()
 
 
 def _needs_whole(name: str, args: Any, kwargs: Any) -> bool:
