@@ -535,6 +535,8 @@ for p in model.parameters():
                 found.square().sum().backward()
             print(found.tolist(), None if p.grad is None else p.grad.tolist())
 print(len({p.data_ptr() for p in model.parameters()}))
+nn.init.orthogonal_(model[2].weight)
+print(model[2].weight.tolist())
 print(model[2].bias.data_ptr() == model[2].bias.data.data_ptr())
 model(torch.randn(8, 4)).square().mean().backward()
 print(nn.utils.clip_grad_norm_(model.parameters(), 0.1, inf).item())

@@ -73,6 +73,20 @@ def install(undo: ExitStack) -> None:
     from torch.distributed.tensor import DTensor
 
     patching.put(DTensor, "__torch_function__", classmethod(_torch_function), undo)
+    patching.wrap(nn.init, "orthogonal_", _begun_whole, undo)
+
+
+def _begun_whole(original: Any) -> Any:
+    """Have an initialization draw for the whole tensor: it transposes in place what it draws."""
+
+    @functools.wraps(original)
+    def begin(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_shard(tensor):
+            return original(tensor, *args, **kwargs)
+        with torch.no_grad():
+            return _write(original, tensor, *args, **kwargs)
+
+    return begin
 
 
 def _torch_function(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
