@@ -727,6 +727,12 @@ def test_a_part_that_only_some_ranks_come_to_with_their_rows(pair: Any) -> None:
     assert any("different values" in why for why in ranks.outcome("strategy")["missed"])
 
 
+def test_an_output_is_saved_without_a_warning(pair: Any) -> None:
+    one, ranks = pair(PENALTIES + "torch.save(model(x[:1]), 'output.pt')")
+    assert_trains_the_same(one, ranks)
+    assert "Warning" not in ranks.stderr
+
+
 def test_functions_of_parameters_and_their_derivatives(pair: Any) -> None:
     one, ranks = pair(FUNCTIONS)
     assert_trains_the_same(one, ranks)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import unserializable_hook
 
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shards import mixed
@@ -313,6 +314,8 @@ def _set_up(module: nn.Module, blocks: Iterable[nn.Module]) -> tuple[Any, list[A
     gathered: list[Any] = []
     for part in (*blocks, module):
         of_part: Any = fsdp.fully_shard.state(part)
+        # Of an output that the script saves torch would warn that it doesn't save FSDP's hook.
+        unserializable_hook(type(of_part)._pre_backward)  # type: ignore[no-untyped-call]
         _gather_before_derivatives_of_bases(of_part)
         if of_part._fsdp_param_group is not None:
             gathered += of_part._fsdp_param_group.fsdp_params
