@@ -634,6 +634,18 @@ def test_workers_end_with_a_loop_that_is_broken_off(rig: Any) -> None:
         gc.enable()
 
 
+def test_workers_are_left_to_multiprocessing_at_the_end_of_the_interpreter(rig: Any) -> None:
+    with rig(loader_workers=1):
+        batches: Any = iter(DataLoader(Numbers(), 1))
+        for _ in range(4):
+            next(batches)
+        # Modules are emptied then, and to end a process would fail.
+        batches.__del__(ends=lambda: True)
+        assert multiprocessing.active_children()
+        batches.__del__()
+        assert not multiprocessing.active_children()
+
+
 def test_the_reason_of_a_dataset_that_is_gone_is_not_of_the_next_one(
     rig: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

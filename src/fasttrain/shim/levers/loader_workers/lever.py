@@ -138,8 +138,10 @@ class LentIterator(_SingleProcessDataLoaderIter):
         # with it the workers of an epoch that the script has broken off.
         self._next: tuple[Any, ...] = (LentIterator._first,)
 
-    def __del__(self) -> None:
-        self._end()
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end multiprocessing has ended them, and modules are emptied.
+        if not ends():
+            self._end()
 
     def _next_index(self) -> Any:
         if self._held:
