@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from fasttrain.model.outcome import State
@@ -29,6 +31,9 @@ TOO_LONG = "took too long to compile"  # of a compilation that fasttrain ended: 
 NUMPY_DRAWS = "NumPy draws random numbers there, from its own stream"
 COMPILERS = ("torch._dynamo", "torch._functorch._aot_autograd", "torch._inductor")
 FAKES = "torch._subclasses"  # logs as an error what dynamo then fails by
+# Where inductor precompiles headers, whatever the cache of its programs is. Source: torch 2.13,
+# torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir.
+DEFAULT_CACHE = str(Path(tempfile.gettempdir(), "torchinductor_"))
 TORCHS_WARNINGS = ("ignore", None, Warning, re.compile(r"torch\b"), 0)  # a filter of Python's
 
 
@@ -154,10 +159,10 @@ def _show_warnings() -> None:
 
 
 def _is_not_of_cache(record: logging.LogRecord) -> bool:
-    """False for a record of filelock's about a lock in the cache of compiled code."""
-    cache = os.environ.get(COMPILED_VARIABLE)
+    """False for a record of filelock's about a lock in a cache of inductor's."""
+    caches = (os.environ.get(COMPILED_VARIABLE, DEFAULT_CACHE), DEFAULT_CACHE)
     given = record.args if isinstance(record.args, tuple) else ()
-    return not cache or not any(str(argument).startswith(cache) for argument in given)
+    return not any(str(argument).startswith(caches) for argument in given)
 
 
 def _read_failures(recorder: OutcomeRecorder, metrics: list[Any]) -> None:
