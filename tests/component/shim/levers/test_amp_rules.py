@@ -177,6 +177,30 @@ def test_a_root_that_was_frozen_at_first_is_judged_by_its_steps(auto: Any, width
     assert model.low == [False, False, *[width == 256] * 3]
 
 
+@pytest.mark.skipif(
+    not hasattr(TorchDispatchMode, "ignore_compile_internals"), reason="an older torch"
+)
+@pytest.mark.parametrize("width", [8, 256])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_model_under_transforms_is_judged_by_its_products(
+    auto: Any, width: int, mapped: bool
+) -> None:
+    model, x = Layer(width), LARGE[:, :width]
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: Any, x: Any) -> Any:
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    gradient = torch.func.grad(loss)
+    if mapped:
+        gradient = torch.func.vmap(gradient, (None, 0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        gradient(weights, x)
+        optimizer.step()
+    assert auto().counts.get("forwards", 0) == (2 if width == 256 else 0)
+
+
 def test_a_large_one_takes_bf16_from_its_second_step_on(auto: Any) -> None:
     model = Layer(256)  # 2 * 64 * 256 * 256 is 1 << 23
     train(model, LARGE, lambda _: 1)

@@ -305,9 +305,15 @@ def _small(flops: float | None, least: int) -> str:
 
 
 def _can_count(root: Root) -> bool:
-    """True if the products of a root's call can be counted."""
+    """True if the products of a root's call can be counted.
+
+    Under torch.func's transforms as well, which call a mode for what they make of an operator: with
+    all rows under vmap. That was tried with torch 2.13.
+    """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return not transformed and not _is_compiled(root) and _leaves_compiling_alone()
+    if transformed and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return False
+    return not _is_compiled(root) and _leaves_compiling_alone()
 
 
 def _begins_low(root: Root, device: str) -> bool:
