@@ -318,9 +318,20 @@ def _mapping_with(value: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any
     result: Any = copy.copy(value)
     if getattr(value, "__dict__", None) is value:  # its items are its attributes
         result.__dict__ = result
+    old = items_of(value)
     for key, item in items.items():
         result[key] = item
+    _follow_items(result, {id(old[key]): item for key, item in items.items() if key in old})
     return result
+
+
+def _follow_items(mapping: Any, by_old: dict[int, Any]) -> None:
+    """Put new items in attributes that hold the old ones, as dataclasses that are mappings do."""
+    attributes = getattr(mapping, "__dict__", None)
+    if type(attributes) is dict and attributes is not mapping:
+        for name, held in attributes.items():
+            if by_old.get(id(held), held) is not held:
+                attributes[name] = by_old[id(held)]
 
 
 def items_of(value: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -77,6 +77,17 @@ class ModelOutput(OrderedDict):
         return (made[0], tuple(getattr(self, f.name) for f in fields(self)), *made[2:])
 
 
+@dataclass
+class Both(OrderedDict):
+    """An output that holds its items as attributes, too, and links them at its creation only."""
+
+    logits: Any = None
+    loss: Any = None
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
 def test_a_tensor() -> None:
     result = cast(low())
     assert result.dtype is torch.float32
@@ -139,6 +150,8 @@ def test_a_container_without_low_precision_is_the_same_object(value: Any) -> Non
         (Slotted(low()), lambda v: v.logits),
         (ModelOutput(low()), lambda v: v.logits),
         (ModelOutput(low()), lambda v: v["logits"]),
+        (Both(low()), lambda v: v.logits),
+        (Both(low()), lambda v: v["logits"]),
         (SimpleNamespace(a=low()), lambda v: v.a),
         ({"a": [(Plain(low()),)]}, lambda v: v["a"][0][0].logits),
         (pack_padded_sequence(low(3, 2, 1), torch.tensor([3, 2])), lambda v: v.data),
