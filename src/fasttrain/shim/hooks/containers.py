@@ -6,7 +6,7 @@ import copy
 import functools
 import gc
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import (
     Callable,
     Iterable,
@@ -315,13 +315,27 @@ def _map_mapping(value: Mapping[Any, Any], change: Change) -> Any:
 def _mapping_with(value: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return items
-    result: Any = copy.copy(value)
+    result: Any = _copy_of(value)
     if getattr(value, "__dict__", None) is value:  # its items are its attributes
         result.__dict__ = result
     old = items_of(value)
     for key, item in items.items():
         result[key] = item
     _follow_items(result, {id(old[key]): item for key, item in items.items() if key in old})
+    return result
+
+
+def _copy_of(mapping: Any) -> Any:
+    """Return a shallow copy, also of an OrderedDict that isn't made without arguments."""
+    try:
+        return copy.copy(mapping)
+    except TypeError:
+        if not isinstance(mapping, OrderedDict):
+            raise
+    result: Any = OrderedDict.__new__(type(mapping))
+    for key, item in mapping.items():
+        OrderedDict.__setitem__(result, key, item)
+    vars(result).update(vars(mapping))
     return result
 
 

@@ -88,6 +88,16 @@ class Both(OrderedDict):
         self["logits"] = self.logits
 
 
+@dataclass
+class Required(OrderedDict):
+    """One that `copy.copy` can't copy, as it makes an OrderedDict without arguments."""
+
+    logits: Any
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
 def test_a_tensor() -> None:
     result = cast(low())
     assert result.dtype is torch.float32
@@ -152,6 +162,8 @@ def test_a_container_without_low_precision_is_the_same_object(value: Any) -> Non
         (ModelOutput(low()), lambda v: v["logits"]),
         (Both(low()), lambda v: v.logits),
         (Both(low()), lambda v: v["logits"]),
+        (Required(low()), lambda v: v.logits),
+        (Required(low()), lambda v: v["logits"]),
         (SimpleNamespace(a=low()), lambda v: v.a),
         ({"a": [(Plain(low()),)]}, lambda v: v["a"][0][0].logits),
         (pack_padded_sequence(low(3, 2, 1), torch.tensor([3, 2])), lambda v: v.data),
