@@ -21,6 +21,7 @@ config = LlamaConfig(
     num_hidden_layers=1,
     num_attention_heads=2,
     max_position_embeddings=16,
+    attn_implementation="eager",  # in low precision as it stands; the other is fp32 if it is short
 )
 model = LlamaForCausalLM(config)
 tokens = torch.randint(0, 64, (48, 8))
