@@ -162,12 +162,14 @@ def test_what_a_framework_leaves_undone_is_done(script: Script, run: Run) -> Non
         assert fast.weights == plain(script, *script.bf16, *script.fused).weights
 
 
-CALLS = {  # what stands at the place that does the lever's work
+# What stands at the place that does the lever's work; not that of a package's generator, such as
+# a context manager, but of who enters it.
+CALLS = {
     HF: {"amp": "model_forward(", "optimizer": "optimizer_cls("},
     ACCELERATE: {"amp": "model_forward(", "optimizer": "torch.optim.AdamW("},
-    LIGHTNING: {"amp": "autocast_context_manager()", "optimizer": "torch.optim.Adam("},
+    LIGHTNING: {"amp": "train_step_context()", "optimizer": "torch.optim.Adam("},
     FABRIC: {"amp": "forward_context()", "optimizer": "torch.optim.SGD("},
-    MMENGINE: {"amp": "torch.autocast(", "optimizer": "obj_cls("},
+    MMENGINE: {"amp": "autocast(dtype=", "optimizer": "obj_cls("},
     TIMM: {"amp": "torch.amp.GradScaler(", "optimizer": "torch.optim.SGD("},
 }
 
