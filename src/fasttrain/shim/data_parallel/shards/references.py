@@ -28,7 +28,9 @@ def exchange_states(optimizer: Optimizer, places: dict[int, Any]) -> None:
     for parameter in [p for p in optimizer.state if id(p) in places]:
         shard = places[id(parameter)]
         state = optimizer.state.pop(parameter)
-        optimizer.state[shard] = {k: cut_like(v, shard) for k, v in state.items()}
+        # The same dictionary: a step of LBFGS, within which the model is called, holds it.
+        state.update({k: cut_like(v, shard) for k, v in state.items()})
+        optimizer.state[shard] = state
 
 
 def exchange_hooks(whole: Any, shard: Any) -> None:
