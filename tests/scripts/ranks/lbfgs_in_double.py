@@ -1,25 +1,25 @@
-"""Fits a curve by L-BFGS in fp64: its steps hold their state while they call the model."""
+"""Logistic regression by L-BFGS with a line search in fp64; steps hold their state meanwhile."""
+
 import torch
-from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-torch.manual_seed(4)
-torch.set_default_dtype(torch.float64)
-x = torch.linspace(-3, 3, 64).unsqueeze(1)
-y = torch.sin(x) + 0.3 * torch.randn_like(x)
-model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=10)
-
-
-def closure():
-    optimizer.zero_grad()
-    loss = nn.functional.mse_loss(model(x), y)
-    loss.backward()
-    return loss
+torch.manual_seed(0)
+features = torch.randn(40, 5, dtype=torch.float64)
+labels = (features @ torch.randn(5, 1, dtype=torch.float64) > 0.3).double()
+regression = torch.nn.Linear(5, 1, dtype=torch.float64)
+solver = torch.optim.LBFGS(regression.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+calls = 0
 
 
-for step in range(8):
-    loss = optimizer.step(closure)
-    print("step", step, "loss", loss.item())
+def cost():
+    global calls
+    calls += 1
+    solver.zero_grad()
+    total = cross_entropy(regression(features), labels) + 1e-3 * regression(features).square().mean()
+    total.backward()
+    return total
 
-print(f"final loss {loss.item():.9g}")
-torch.save(model.state_dict(), "model.pt")
+
+for round_ in range(5):
+    print(f"round {round_} cost {solver.step(cost).item():.10f} after {calls} calls")
+torch.save(regression.state_dict(), "model.pt")

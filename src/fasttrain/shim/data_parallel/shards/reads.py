@@ -165,7 +165,7 @@ def _in_module(undo: ExitStack, module: Any) -> None:
 
 
 def _export_whole(original: Any) -> Any:
-    """Give an exporter copies of sharded modules, whose calls would gather parameters."""
+    """Export whole copies of sharded modules, whose own calls would gather parameters."""
 
     def whole(value: Any) -> Any:
         if not (isinstance(value, nn.Module) and is_sharded(value)):
