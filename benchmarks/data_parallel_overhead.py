@@ -11,6 +11,10 @@ BatchNorm is synchronised by hand (synchronised_norm.py). Both sides read their 
 steps; the loop by hand sums it over its ranks for that. A median step reads no loss. The losses of
 the first steps must agree, or there is no result.
 
+Launches of one and the same source differ by a few per cent of a small step (where its memory lies,
+how its threads meet), which no number of turns averages out: a difference of a per cent takes many
+launches with few turns. Medians and intervals are then of the launches' medians.
+
 The last tasks compare two ranks under fasttrain with one plain process of the same loop: the gain
 for a user.
 
@@ -18,6 +22,7 @@ for a user.
     python benchmarks/data_parallel_overhead.py mlp convnet      # these
     python benchmarks/data_parallel_overhead.py mlp --noise-floor  # the loop by hand against itself
     python benchmarks/data_parallel_overhead.py mlp --source DIR   # src of another checkout
+    python benchmarks/data_parallel_overhead.py mlp --source DIR --launches 20 --block-s 0.3
 """
 
 import argparse
@@ -31,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,10 +69,10 @@ ONE_PROCESS = {
 }
 COMPARISONS = {**BY_HAND, **ONE_PROCESS}
 COLUMNS = (
-    "hand ms", "fasttrain ms", "extra us (95 %)", "ratio (95 %)", "processor (95 %)", "pairs",
+    "hand ms", "fasttrain ms", "extra us (95 %)", "ratio (95 %)", "processor (95 %)", "turns",
     "loss differs by",
 )  # fmt: skip
-SPEED_COLUMNS = ("one ms", "fasttrain ms", "speed-up (95 %)", "pairs", "loss differs by")
+SPEED_COLUMNS = ("one ms", "fasttrain ms", "speed-up (95 %)", "turns", "loss differs by")
 
 
 class End(NamedTuple):
@@ -203,24 +208,38 @@ def largest_difference(name: str, runs: dict[str, Run]) -> str:
     return f"{largest:.1e}"
 
 
-def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
-    """Run both sides and return a row of the table."""
+def launch(name: str, args: argparse.Namespace) -> tuple[list[tuple[End, End]], str]:
+    """Run both sides; return pairs of medians, and the largest difference of losses."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
         runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in SIDES}
         blocks = take_turns(runs, args)
         differs = largest_difference(name, runs)
-    both = [(a, b) for a, b in zip(*blocks.values(), strict=True) if a and b]
-    pairs = [(a.at_s, b.at_s) for a, b in both]
+    pairs = [(a, b) for a, b in zip(*blocks.values(), strict=True) if a and b]
     if not pairs:
         raise SystemExit(f"{name}: no turn has six steps; give more by --block-s")
-    times = [f"{1e3 * statistics.median(each):.2f}" for each in zip(*pairs, strict=True)]
-    last = (str(len(pairs)), differs)
+    return pairs, differs
+
+
+def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
+    """Launch both sides and return a row of the table."""
+    launches, differences = zip(*(launch(name, args) for _ in range(args.launches)), strict=True)
+    every = [pair for pairs in launches for pair in pairs]
+    sides = [[end.at_s for end in side] for side in zip(*every, strict=True)]
+    times = [f"{1e3 * statistics.median(side):.2f}" for side in sides]
+
+    def of(value: Callable[[End, End], float], form: str) -> str:
+        each = [[value(*pair) for pair in pairs] for pairs in launches]
+        values = each[0] if args.launches == 1 else list(map(statistics.median, each))
+        return median_and_interval(values, form)
+
+    count = f"{args.launches} x {len(every) // args.launches}"
+    last = (count, max(differences, key=float))
     if name in ONE_PROCESS:
-        return (name, *times, median_and_interval([a / b for a, b in pairs], ".3f"), *last)
-    extra = median_and_interval([1e6 * (b - a) for a, b in pairs], "+.0f")
-    ratios = [b / a for a, b in pairs], [b.used_s / a.used_s for a, b in both]
-    return (name, *times, extra, *(median_and_interval(each, ".4f") for each in ratios), *last)
+        return (name, *times, of(lambda a, b: a.at_s / b.at_s, ".3f"), *last)
+    extra = of(lambda a, b: 1e6 * (b.at_s - a.at_s), "+.0f")
+    wall = of(lambda a, b: b.at_s / a.at_s, ".4f")
+    return (name, *times, extra, wall, of(lambda a, b: b.used_s / a.used_s, ".4f"), *last)
 
 
 def main() -> None:
@@ -229,6 +248,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(COMPARISONS)}")
     parser.add_argument("--pairs", type=int, default=14, help="turns of each side")
     parser.add_argument("--block-s", type=float, default=1.2, help="seconds of a turn, at least")
+    parser.add_argument("--launches", type=int, default=1, help="of both sides")
     parser.add_argument("--noise-floor", action="store_true")
     parser.add_argument(
         "--source", type=Path, help="fasttrain in this src takes the place of the loop by hand"
