@@ -121,8 +121,7 @@ class AutoCompile(SwitchedProcess):
             self._set(
                 replace(self._found, reason=f"the run ended before it could pay: {choice.why}")
             )
-            for _ in range(LOOK_EVERY):
-                yield
+            yield LOOK_EVERY
 
     def _on_cpu(self) -> bool:
         return all(root.device == "cpu" for root in self._forms) and not _has_device()
@@ -214,7 +213,7 @@ class AutoCompile(SwitchedProcess):
         """Return the times of compiled steps until they are settled; none if it took too long."""
         times: list[float] = []
         while not settled(times):
-            yield
+            yield 1
             times.append(self._clock.taken_s)
             self._has_switched = True  # what is compiled from now on wasn't foreseen
             if box is not None and box.over:
@@ -264,7 +263,7 @@ class AutoCompile(SwitchedProcess):
         pair: dict[bool, StepTime] = {}
         for side in (first, not first):
             self._on = side
-            yield  # what a switch costs once isn't timed
+            yield 1  # what a switch costs once isn't timed
             pair[side] = yield from self._timed(length)
         return pair[False], pair[True]
 
@@ -276,8 +275,7 @@ class AutoCompile(SwitchedProcess):
     def _go_on(self) -> Steps[None]:
         """Run compiled until a rank objects."""
         while self._others.several:
-            for _ in range(self._others.every):
-                yield
+            yield self._others.every
             if why := self._others.objection():
                 yield from self._drop_together(why)
                 return
@@ -290,7 +288,7 @@ class AutoCompile(SwitchedProcess):
         wall_s, processor_s = list[float](), list[float]()
         for _ in range(steps):
             began_s, used_s = time.perf_counter(), time.process_time()
-            yield
+            yield 1
             if module is not None:
                 module.synchronize(device)
             wall_s.append(time.perf_counter() - began_s)

@@ -122,7 +122,7 @@ class Background:
         self._calls.on_call.append(fork)
         waited = 0
         while self._shadow is None:
-            yield
+            yield 1
             waited += 1
             if failed:
                 return shadow.Result(0, 0.0, failed[0])
@@ -136,7 +136,7 @@ class Background:
                 return self.kill(
                     f"compiling in the background slowed the training by {slowed.seconds:.0f} s"
                 )
-            yield
+            yield 1
             slowed.add(self._clock.taken_s)
         self._shadow = None
         return result

@@ -63,7 +63,7 @@ class FollowingCompile(SwitchedProcess):
             for side in notice.sides:
                 self._on = side
                 for _ in range(notice.each):
-                    yield
+                    yield 1
         elif notice.what == "kept":
             self._keep(notice.reason)
         elif notice.what == "dropped":
@@ -74,7 +74,7 @@ class FollowingCompile(SwitchedProcess):
         self._forms = {root: self._forms[root] for root in compiled}
         self._begin_comparing()
         if self._begin():
-            yield
+            yield 1
             self._has_switched = True
 
     def _run_eagerly(self, why: str) -> None:

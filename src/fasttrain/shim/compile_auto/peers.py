@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 FIRST_LOOKS = 10  # steps between two looks, until the time of a step is known
 T = TypeVar("T")
-Steps = Generator[None, None, T]  # resumed after each step
+Steps = Generator[int, None, T]  # resumed after as many steps as it yields
 What = Literal["watched", "switched", "pairs", "kept", "dropped", "eager"]
 
 

@@ -74,8 +74,8 @@ class _Member:
         self._number = 0  # of the last notice
 
     def _until_look(self) -> Steps[None]:
-        while self._meter.steps % self.every:
-            yield
+        while past := self._meter.steps % self.every:
+            yield self.every - past
 
 
 class Leader(_Member):
@@ -104,8 +104,7 @@ class Leader(_Member):
         while not self._store.check(keys):
             if self._meter.steps >= until:
                 return f"after {self._meter.steps:,} steps not all ranks had made enough of them"
-            for _ in range(FIRST_LOOKS):
-                yield
+            yield FIRST_LOOKS
         said = [loads(Ready, self._store.get(key).decode()) for key in keys]
         for rank, one in zip(others, said, strict=True):
             if one.why_not:
@@ -134,7 +133,7 @@ class Leader(_Member):
             self._next_every = math.ceil(self._next_every * LATER_LOOK_S / LOOK_S)
         self._say(Notice(what, at, self._next_every, tuple(roots), tuple(sides), each, reason))
         while self._meter.steps < at:
-            yield
+            yield 1
         self.every = self._next_every
 
     def objection(self) -> str:
@@ -189,7 +188,7 @@ class Follower(_Member):
             yield from self._until_look()
             if self._store.check([key]):
                 break
-            yield
+            yield 1
         self._number += 1
         return loads(Notice, self._store.get(key).decode())
 
@@ -200,7 +199,7 @@ class Follower(_Member):
             self.object(late)
             return late
         while self._meter.steps < notice.at:
-            yield
+            yield 1
         self.every = notice.every
         return ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +86,9 @@ class SwitchedProcess(ABC):
         self._has_switched = False  # whether a step was made since
         self._again = 0  # compilations since that one
         self._found = Switched("watching", "the run ended before its steps were known")
+        self._idle = 0  # steps until the program goes on
         self._stepping = threading.Lock()
-        self._program: Generator[None, None, None] | None = self._search()
+        self._program: Steps[None] | None = self._search()
         next(self._program)
 
     def install(self, undo: ExitStack) -> None:
@@ -117,6 +117,9 @@ class SwitchedProcess(ABC):
 
     def _after_step(self, _: int) -> None:
         self._clock.tick()
+        if self._idle:
+            self._idle -= 1
+            return
         if self._program is None or os.getpid() != self._owner or self._is_given_up():
             return
         if self._meter.capturing:
@@ -130,9 +133,9 @@ class SwitchedProcess(ABC):
         finally:
             self._stepping.release()
 
-    def _resume(self, program: Generator[None, None, None]) -> None:
+    def _resume(self, program: Steps[None]) -> None:
         try:
-            next(program)
+            self._idle = next(program) - 1
         except StopIteration:
             self._program = None
             self._meter.on_step = [f for f in self._meter.on_step if f != self._after_step]
@@ -159,7 +162,7 @@ class SwitchedProcess(ABC):
         return False
 
     def _search(self) -> Steps[None]:
-        yield  # the first step, which creates what later ones find
+        yield 1  # the first step, which creates what later ones find
         if self._of_rank is not None:
             self._of_rank.install(self._later)
         plain_s = yield from self._watch()
@@ -179,7 +182,7 @@ class SwitchedProcess(ABC):
         self._heard.on_call.append(self._calls.see)
         times: list[float] = []
         while len(times) < WATCHED_STEPS or not settled(times):
-            yield
+            yield 1
             times.append(self._clock.taken_s)
             if len(times) == WATCHED_STEPS:
                 self._hear_no_more(self._calls.see)

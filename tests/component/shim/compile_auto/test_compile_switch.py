@@ -28,6 +28,7 @@ def raise_it(*_: Any) -> None:
 def auto() -> Any:
     made: Any = FollowingCompile.__new__(FollowingCompile)
     made._clock, made._owner, made._found = StepClock(), os.getpid(), Switched("watching")
+    made._idle = 0
     made._stepping, made._meter = threading.Lock(), SimpleNamespace(capturing=False)
     return made
 
@@ -37,7 +38,7 @@ def test_a_step_of_another_thread_leaves_the_program_alone(auto: Any) -> None:
 
     def program() -> Any:
         while True:
-            yield
+            yield 1
             if len(steps) == 0:
                 with ThreadPoolExecutor(1) as pool:
                     pool.submit(auto._after_step, 2).result()
@@ -55,7 +56,7 @@ def test_an_exception_of_a_signal_handler_is_the_scripts(auto: Any) -> None:
 
     def program() -> Any:
         while True:
-            yield
+            yield 1
             if not steps:
                 signal.raise_signal(signal.SIGUSR2)
             steps.append(1)
@@ -78,7 +79,7 @@ def test_a_step_that_the_script_captures_decides_nothing(auto: Any) -> None:
 
     def program() -> Any:
         while True:
-            yield
+            yield 1
             steps.append(1)
 
     auto._program = program()
@@ -86,3 +87,19 @@ def test_a_step_that_the_script_captures_decides_nothing(auto: Any) -> None:
     for auto._meter.capturing in (True, False, True):
         auto._after_step(1)
     assert len(steps) == 1
+
+
+def test_a_program_goes_on_after_as_many_steps_as_it_yields(auto: Any) -> None:
+    resumed: list[int] = []
+
+    def program() -> Any:
+        for steps in (3, 1, 2, 9):
+            yield steps
+            resumed.append(step)
+
+    auto._program = program()
+    auto._resume(auto._program)  # the first steps are those that it yields here
+    for step in range(1, 10):
+        auto._after_step(step)
+    assert resumed == [3, 4, 6]
+    assert auto._clock.last_s > 0  # steps are timed while it waits
