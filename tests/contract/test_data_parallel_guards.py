@@ -107,6 +107,15 @@ def said(run: Any) -> str:
     return "\n".join([run.stderr, *(log.read_text() for log in logs)])
 
 
+# What the wrong rank is about to do in the script, and what the other one is.
+CALLS = [("call Sequential", 28), ("call Sequential", 30)]
+PARTED = {
+    "elsewhere": CALLS,
+    "elsewhere, normed": CALLS,
+    "penalized": [("call backward", 26), CALLS[1]],
+}
+
+
 @pytest.mark.parametrize("rank", thinned([0, 1], 2, 1))
 @pytest.mark.parametrize(
     ("how", "slug"),
@@ -114,6 +123,9 @@ def said(run: Any) -> str:
         ("ends", "ranks-steps"),
         pytest.param("wider", "ranks-models", marks=pytest.mark.full),
         pytest.param("changed", "ranks-data", marks=pytest.mark.matrix),
+        ("elsewhere", "ranks-parted"),
+        pytest.param("elsewhere, normed", "ranks-parted", marks=pytest.mark.matrix),
+        pytest.param("penalized", "ranks-parted", marks=pytest.mark.matrix),
     ],
 )
 def test_ranks_that_go_different_ways_are_an_error(
@@ -130,6 +142,12 @@ def test_ranks_that_go_different_ways_are_an_error(
     crash = json.loads((run.cwd / "run" / "crash.json").read_text())
     assert (crash["cause"], crash["exit_code"]) == ("refused", 78)
     assert crash["why"] in lines[last - 1]
+    if slug == "ranks-parted":
+        told = re.search(r"is to (.*), rank 1 to (.*)", lines[last - 2])
+        assert told is not None
+        places = told.groups() if rank == 0 else told.groups()[::-1]
+        script = PROGRAMS / "out_of_step.py"
+        assert list(places) == [f"{doing} at {script}:{at}" for doing, at in PARTED[how]]
 
 
 @pytest.mark.parametrize("rank", thinned([0, 1], 0))

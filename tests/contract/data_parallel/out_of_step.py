@@ -18,10 +18,16 @@ wrong, how = started["RANK"] == sys.argv[1], sys.argv[2]
 torch.manual_seed(3)
 x, y = torch.randn(160, 3), torch.randn(160, 1)
 width = 5 if wrong and how == "wider" else 4
-model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
+middle = nn.BatchNorm1d(width) if how == "elsewhere, normed" else nn.Tanh()
+model = nn.Sequential(nn.Linear(3, width), middle, nn.Linear(width, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 for step, (inputs, wanted) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8)):
-    loss = nn.functional.mse_loss(model(inputs), wanted)
+    if wrong and step == 6 and how == "penalized":
+        model[0].weight.square().sum().backward()
+    if wrong and step == 6 and how.startswith("elsewhere"):
+        loss = nn.functional.mse_loss(model(inputs), wanted)
+    else:
+        loss = nn.functional.mse_loss(model(inputs), wanted)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -21,11 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.plan import LaunchPlan
-from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.ranks import WITHIN, PendingCheck, Ranks
 from fasttrain.shim.data_parallel.tensor_sums import values_of
 from fasttrain.shim.hooks.device_clock import DeviceClock, seconds_between
 from fasttrain.shim.process import refusal
-from fasttrain.shim.process.callsite import call_site, own_prefixes
+from fasttrain.shim.process.callsite import call_site, location, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
 # Checks that all ranks are at the same line of the script wherever they communicate.
@@ -37,9 +37,21 @@ from fasttrain.shim.process.refusal import refuse
 
 CLOSE = 1e-9  # relative, of squares: different kinds of machines may round differently
 INSIDE = "go on in "  # prefix of what ranks do inside a call of a model
+_CALLING = 5  # tag of a rank that checks its call of a model before it communicates in it
 
 
-def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = (), *, also: str = "") -> bool:
+class Parted(BaseException):
+    """Raised if the ranks compute different things in a split call; scripts must not catch it."""
+
+
+def meet_inside(
+    ranks: Ranks,
+    tag: int,
+    numbers: Sequence[float] = (),
+    *,
+    part: Tensor | None = None,
+    also: str = "",
+) -> bool:
     """Wait for all ranks inside a call; return True if all are doing the same there.
 
     Args:
@@ -47,15 +59,17 @@ def meet_inside(ranks: Ranks, tag: int, numbers: Sequence[float] = (), *, also: 
         tag: Number of what this rank is doing.
         numbers: Finite numbers, as many as other ranks with this tag have; `Ranks.spread` is then
             how far they differ.
+        part: A tensor that is gathered next, as in `Ranks.meet`.
         also: What all ranks shall know of this one if not all are doing the same.
 
     Raises:
         SystemExit: ``ranks-parted`` if some are outside of it.
     """
     doing = f"the call of a model ({also})" if also else "the call of a model"
-    if ranks.meet(tag, lambda: f"{INSIDE}{doing} at {call_site()}", numbers):
+    if ranks.meet(tag, lambda: f"{INSIDE}{doing} at {call_site()}", numbers, part):
         return True
-    if not all(text.startswith(INSIDE) for text in ranks.reports):
+    inside = all(text.startswith(INSIDE) for text in ranks.reports)
+    if not inside or len({text.partition(WITHIN)[2] for text in ranks.reports}) > 1:
         refuse(_of_reports(ranks.reports))
     return False
 
@@ -69,7 +83,7 @@ class SameLine:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._tags: dict[tuple[CodeType, int, str], int] = {}
+        self._places: dict[tuple[CodeType | None, int, str], PendingCheck] = {}
         self._others: dict[CodeType, bool] = {}  # True for code of torch and fasttrain
 
     def check(self, doing: str, numbers: Sequence[Tensor] = ()) -> None:
@@ -84,23 +98,45 @@ class SameLine:
                 numbers differ.
         """
         values = [value for number in numbers if math.isfinite(value := float(number))]
-        if not self._ranks.meet(self._tag(doing), lambda: f"{doing} at {call_site()}", values):
+        tag = self._place(doing).tag
+        if not self._ranks.meet(tag, lambda: f"{doing} at {call_site()}", values):
             refuse(_of_reports(self._ranks.reports))
         if self._ranks.spread > CLOSE:
             refuse(_other_numbers(doing, call_site()))
 
-    def _tag(self, doing: str) -> int:
+    def check_later(self, doing: str) -> None:
+        """Have the next communication check that all ranks are doing the same.
+
+        A meeting compares this along with what it is for, so that the ranks needn't wait for each
+        other twice. Until then this rank must do nothing that can't be restored.
+
+        Args:
+            doing: What this rank is about to do.
+        """
+        self._ranks.pending = self._place(doing)
+
+    def _place(self, doing: str) -> PendingCheck:
+        """Return this rank's line in the script, and what it is about to do there."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and self._is_other(frame.f_code):
             frame = frame.f_back
-        if frame is None:
-            return 16
-        key = (frame.f_code, frame.f_lineno, doing)
-        tag = self._tags.get(key)
-        if tag is None:
-            place = f"{doing} {frame.f_code.co_filename}:{frame.f_lineno}"
-            tag = self._tags[key] = 16 + zlib.crc32(place.encode()) % (2**20 - 16)
-        return tag
+        key = (frame.f_code, frame.f_lineno, doing) if frame else (None, 0, doing)
+        place = self._places.get(key)
+        if place is None:
+            path, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("unknown", 0)
+            tag = 16 + zlib.crc32(f"{doing} {path}:{line}".encode()) % (2**20 - 16)
+            begun = f"{doing} at {location(path, line)}"
+            place = self._places[key] = PendingCheck(tag, begun, self._check_call)
+        return place
+
+    def _check_call(self) -> None:
+        """Check the call of a model that is pending.
+
+        Raises:
+            Parted: If other ranks don't communicate here.
+        """
+        if not meet_inside(self._ranks, _CALLING):
+            raise Parted
 
     def _is_other(self, code: CodeType) -> bool:
         found = self._others.get(code)
@@ -110,8 +146,11 @@ class SameLine:
 
 
 def _of_reports(reports: Sequence[str]) -> FasttrainError:
-    rank = next((rank for rank, text in enumerate(reports) if text != reports[0]), 1)
-    return ranks_parted({0: reports[0], rank: reports[rank]})
+    told = [text.partition(WITHIN)[2] or text for text in reports]
+    if len(set(told)) == 1:
+        told = [text.partition(WITHIN)[0] for text in reports]
+    rank = next((rank for rank, text in enumerate(told) if text != told[0]), 1)
+    return ranks_parted({0: told[0], rank: told[rank]})
 
 
 def ranks_parted(doing: Mapping[int, str]) -> FasttrainError:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -179,17 +180,42 @@ class Board:
         memory = shared_memory(store, "board", rank, world_size, size)
         return cls(memory, rank, world_size, width) if memory is not None else None
 
-    def begin_sum(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """Write this rank's row; return a function that waits for all rows and returns their sum.
+    def sum_numbers(self, values: Sequence[float], part: Tensor | None = None) -> list[float]:
+        """Return the sums over all ranks.
 
         Args:
             values: The same number of them on all ranks.
+            part: A tensor for `parts_of_last_sum`, as for `all_gather`.
         """
         _, at = self._begin()
         row = _row(len(values))
         row.pack_into(self._memory, _WORD * (at + 1), *values)
+        if part is not None:
+            begin = _WORD * (at + 1) + row.size
+            self._bytes[begin : begin + part.nbytes].copy_(part.view(-1).view(torch.uint8))
         self._show(at)
-        return functools.partial(self._sum, self._number, row)
+        self._wait(self._number)
+        slots = self._slots[self._number % 2]
+        rows = [row.unpack_from(self._memory, _WORD * (at + 1)) for at in slots]
+        return list(map(sum, zip(*rows, strict=True)))
+
+    def holds(self, values: int, part: Tensor) -> bool:
+        """True if a row has room for so many numbers and a tensor."""
+        return _WORD * values + part.nbytes <= _WORD * self.width
+
+    def parts_of_last_sum(self, values: int, part: Tensor) -> Tensor:
+        """Return the tensors that came with the last sum, in the order of ranks.
+
+        Args:
+            values: The number of numbers.
+            part: This rank's tensor; all have one size, and come before the next use of this table.
+        """
+        whole = part.new_empty(len(self._slots[0]) * part.size(0), *part.shape[1:])
+        taken, size = whole.view(-1).view(torch.uint8), part.nbytes
+        for rank, at in enumerate(self._slots[self._number % 2]):
+            begin = _WORD * (at + 1 + values)
+            taken[rank * size : (rank + 1) * size].copy_(self._bytes[begin : begin + size])
+        return whole
 
     def sum(self, part: Tensor) -> Tensor:
         """Return the sum of tensors of all ranks, in fp64.
@@ -252,12 +278,6 @@ class Board:
             with self._fence:
                 pass
 
-    def _sum(self, number: int, row: struct.Struct) -> list[float]:
-        self._wait(number)
-        slots = self._slots[number % 2]
-        rows = [row.unpack_from(self._memory, _WORD * (at + 1)) for at in slots]
-        return list(map(sum, zip(*rows, strict=True)))
-
 
 @functools.cache
 def _row(size: int) -> struct.Struct:
@@ -294,6 +314,24 @@ class _Wait:
             self._ranks.waiting_since_s = 0.0
 
 
+@dataclass(frozen=True)
+class PendingCheck:
+    """A check that all ranks have begun the same, which their next communication makes.
+
+    Attributes:
+        tag: Number of what this rank has begun, as in `Ranks.meet`.
+        begun: The same in words, with its place.
+        check: Makes it by itself, before a communication that compares nothing.
+    """
+
+    tag: int
+    begun: str
+    check: Callable[[], None]
+
+
+WITHIN = " within: "  # between what a rank is doing, in a report, and the words of a `PendingCheck`
+
+
 class Ranks:
     """All ranks, seen from one of them.
 
@@ -307,7 +345,8 @@ class Ranks:
         waiting_since_s: `time.monotonic` when this rank began to wait for others; 0 if it doesn't
             wait.
         spread: The relative variance of the values in the last `meet`.
-        reports: What each rank was doing when a `meet` failed, by rank.
+        reports: What each rank was doing when a `meet` failed, by rank; with what it had begun.
+        pending: A check that is still to be made.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -318,6 +357,8 @@ class Ranks:
         self.waiting_since_s = self.spread = 0.0
         self.on_join: list[Callable[[], None]] = []
         self.reports: list[str] = []
+        self.pending: PendingCheck | None = None
+        self._exchanged: tuple[Tensor, Tensor] | None = None
         self._collectives = collectives
         self._gathered = 0
         self._board: Board | None = None
@@ -383,6 +424,7 @@ class Ranks:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place; a sparse one on a device, as a new one."""
+        self._check_first()
         board = self._board
         if is_summed_on_host(tensor):
             return self.sum(tensor.cpu()).to(tensor.device)
@@ -399,6 +441,11 @@ class Ranks:
         Args:
             tensor: Contiguous, of one shape on all ranks, with at least one dimension.
         """
+        self._check_first()
+        if self._exchanged is not None:
+            part, whole = self._exchanged
+            if tensor.data_ptr() == part.data_ptr() and tensor.shape == part.shape:
+                return whole
         whole = tensor.new_empty(self.world_size * tensor.size(0), *tensor.shape[1:])
         with self.waits():
             if self._board is not None and tensor.is_cpu and tensor.nbytes <= GATHERED:
@@ -411,17 +458,31 @@ class Ranks:
                 _all_gather(whole, tensor)
         return whole
 
-    def meet(self, tag: int, doing: Callable[[], str], values: Sequence[float] = ()) -> bool:
+    def meet(
+        self,
+        tag: int,
+        doing: Callable[[], str],
+        values: Sequence[float] = (),
+        part: Tensor | None = None,
+    ) -> bool:
         """Wait for all ranks; return True if all have come with the same tag.
 
         Args:
             tag: Number of what the rank is doing; below 2**20, so that sums of squares are exact.
             doing: Returns it in words, which all ranks get by `reports` if the tags differ.
             values: At most 32 finite numbers; `spread` is then how far they differ.
+            part: A contiguous tensor that `all_gather` is called with next, of one type and shape
+                on all ranks with this tag. It is sent along if that saves a wait.
         """
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            tag ^= pending.tag
         pairs = [number for value in values[:32] for number in (value, value * value)]
+        numbers, board, self._exchanged = (float(tag), float(tag * tag), *pairs), self._board, None
+        if board is None or (part is not None and not board.holds(len(numbers), part)):
+            part = None
         with self.waits():
-            total, squares, *others = self.begin_sum((float(tag), float(tag * tag), *pairs))()
+            total, squares, *others = self.sum_numbers(numbers, part)
         n = self.world_size
         spreads = [
             (n * of_squares - of_values * of_values) / (n * of_squares)
@@ -430,34 +491,36 @@ class Ranks:
         ]
         self.spread = max(spreads, default=0.0)
         if squares * n == total * total:  # no variance
+            if part is not None and board is not None:
+                self._exchanged = part, board.parts_of_last_sum(len(numbers), part)
             return True
-        self.reports = self.gather(doing())
+        text = doing() if pending is None else f"{doing()}{WITHIN}{pending.begun}"
+        self.reports = self.gather(text)
         return False
 
-    def begin_sum(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """Start to sum numbers over all ranks; return a function that waits for the sums.
-
-        The caller marks the wait, since it mostly is inside a longer one.
+    def sum_numbers(self, numbers: Sequence[float], part: Tensor | None = None) -> list[float]:
+        """Return the sums over all ranks; the caller marks the wait.
 
         Args:
             numbers: At most `NUMBERS`; a rank with fewer than another one adds zeros.
+            part: Goes along in the memory that the ranks share.
         """
         if self._board is not None:
-            return self._board.begin_sum(numbers)
+            return self._board.sum_numbers(numbers, part)
         # All of one size: an all-reduce of different sizes would hang.
         padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
         tensor = torch.tensor(padded, dtype=torch.float64, device="cpu")
-        work: Any = dist.all_reduce(tensor, async_op=True)
+        dist.all_reduce(tensor)
+        sums: list[float] = tensor[: len(numbers)].tolist()
+        return sums
 
-        def wait() -> list[float]:
-            work.wait()
-            sums: list[float] = tensor[: len(numbers)].tolist()
-            return sums
-
-        return wait
+    def end_call(self) -> None:
+        """Forget what a call of a model has left to be checked or gathered."""
+        self.pending = self._exchanged = None
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Copy rank 0's values to every rank, in place."""
+        self._check_first()
         with torch.no_grad(), self.waits():
             for tensor in tensors:
                 for expanded in strided_parts(tensor.detach()):
@@ -470,6 +533,7 @@ class Ranks:
 
     def gather(self, text: str) -> list[str]:
         """Return the texts of all ranks, by rank; every rank must call this."""
+        self._check_first()
         self._gathered += 1
         key = f"gather/{self._gathered}"
         self.store.set(f"{key}/{self.rank}", text)
@@ -478,6 +542,10 @@ class Ranks:
         if self._gathered > 1:  # all have read those before
             self.store.delete_key(f"gather/{self._gathered - 1}/{self.rank}")
         return found
+
+    def _check_first(self) -> None:
+        if self.pending is not None:
+            self.pending.check()
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ FAILURES = 4  # incomplete passes with DDP, after which it is used no more
 _OTHER_ORDER = ("ignore", re.compile("Grad strides do not match bucket"), UserWarning, None, 0)
 # In C: no Python frame per parameter.
 _WANTS_GRADIENT = operator.attrgetter("requires_grad")
+_GRADIENT = operator.attrgetter("grad")
 _FORM = operator.attrgetter("dtype", "shape")
 
 
@@ -166,7 +167,8 @@ class Replica:
         hooked = self.average_before_hooks()
         self._fresh = not self.watching and not hooked
         if self._fresh:
-            self._fresh = all(parameter.grad is None for parameter in self.parameters)
+            gradients = map(_GRADIENT, self.parameters)
+            self._fresh = not any(map(operator.is_not, gradients, itertools.repeat(None)))
 
     def average_before_hooks(self) -> bool:
         """Have gradients averaged before the script's hooks get them; return True if it has any."""

@@ -77,10 +77,9 @@ def test_sums_are_those_of_all_ranks_each_time() -> None:
         assert table is not None
         sums = []
         for number in range(50):
-            wait = table.begin_sum([float(rank), 10.0**rank, float(number)])
             if rank == number % 3:
                 time.sleep(0.001)  # another one is behind each time
-            sums.append(wait())
+            sums.append(table.sum_numbers([float(rank), 10.0**rank, float(number)]))
         return sums
 
     for sums in on_threads(3, act):
@@ -96,10 +95,53 @@ def test_tensors_are_added_up_and_gathered_in_between() -> None:
         total = table.sum(torch.tensor([[1.5, float(rank)]]))
         whole = torch.empty(3 * 11, 2, dtype=torch.int16)
         table.all_gather(torch.full((11, 2), rank, dtype=torch.int16), whole)  # in several rows
-        return total.flatten().tolist(), whole[:, 1].tolist(), table.begin_sum([1.0])()
+        return total.flatten().tolist(), whole[:, 1].tolist(), table.sum_numbers([1.0])
 
     for found in on_threads(3, act):
         assert found == ([4.5, 3.0], [0] * 11 + [1] * 11 + [2] * 11, [3.0])
+
+
+def test_tensors_come_along_with_numbers() -> None:
+    tables = boards(3)
+
+    def act(rank: int) -> list[tuple[list[float], list[int]]]:
+        table = tables[rank]
+        assert table is not None
+        found = []
+        for number in range(50):
+            if rank == number % 3:
+                time.sleep(0.001)
+            part = torch.full((2, 3), 10 * number + rank, dtype=torch.int16)
+            sums = table.sum_numbers([float(rank), 1.0], part)
+            found.append((sums, table.parts_of_last_sum(2, part)[:, 2].tolist()))
+            table.sum_numbers([float(number)])
+        return found
+
+    for found in on_threads(3, act):
+        for number, each in enumerate(found):
+            rows = [10 * number + rank for rank in (0, 0, 1, 1, 2, 2)]
+            assert each == ([3.0, 3.0], rows)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_came_with_a_meeting_of_ranks_that_do_the_same_is_gathered(alike: bool) -> None:
+    tables, store = boards(3), Store()
+
+    def act(rank: int) -> Any:
+        of_rank: Any = Ranks(rank, 3, store, "gloo")
+        of_rank._board = table = tables[rank]
+        part = torch.full((2, 2), float(rank))
+        met = of_rank.meet(7 if alike else 7 + rank, lambda: f"rank {rank}", part=part)
+        before = table._number
+        first = of_rank.all_gather(part)
+        waits = table._number - before
+        of_rank.end_call()
+        part += 10  # in the same memory
+        return met, waits, first[:, 0].tolist(), of_rank.all_gather(part)[:, 1].tolist()
+
+    rows = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    for found in on_threads(3, act):
+        assert found == (alike, 0 if alike else 1, rows, [10 + row for row in rows])
 
 
 def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:

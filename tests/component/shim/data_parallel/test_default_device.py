@@ -37,7 +37,7 @@ def test_numbers_that_ranks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
-        assert Ranks(0, 1, None, "gloo").begin_sum([1.0, 2.0])() == [1.0, 2.0]
+        assert Ranks(0, 1, None, "gloo").sum_numbers([1.0, 2.0]) == [1.0, 2.0]
     finally:
         dist.destroy_process_group()
 

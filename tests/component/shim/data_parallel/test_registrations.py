@@ -39,7 +39,9 @@ class Calls(SplitCalls):
 
 @pytest.fixture
 def calls() -> Iterator[Calls]:
-    ranks = SimpleNamespace(joined=True, rank=0, world_size=2, meet=lambda *_: True, spread=0.0)
+    ranks = SimpleNamespace(
+        joined=True, rank=0, world_size=2, meet=lambda *_: True, spread=0.0, end_call=lambda: None
+    )
     context: Any = SimpleNamespace(
         roots=SimpleNamespace(inside=None), ranks=ranks, compiled=None,
         strategy=SimpleNamespace(collectives="gloo"),
@@ -56,7 +58,7 @@ def made(calls: Calls, change: Change) -> str:
     """Return how a third call is made, before which a script makes a change."""
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     root: Any = SimpleNamespace(
-        ref=weakref.ref(module), name="Net", where="t.py:1", parameter=lambda: None
+        ref=weakref.ref(module), name="Net", where="t.py:1", parameter=lambda: None, replica=None
     )
     x = torch.ones(8, 2)
     for number in range(3):

@@ -28,7 +28,7 @@ from fasttrain.model.errors import ExitCode, FasttrainError
 from fasttrain.model.outcome import State
 from fasttrain.shim.data_parallel import backward
 from fasttrain.shim.data_parallel.context import ParallelContext
-from fasttrain.shim.data_parallel.rank_consistency import CLOSE, SameLine, meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import CLOSE, Parted, SameLine, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.split.agreement import call_signature
 from fasttrain.shim.data_parallel.split.candidates import has_few_rows, row_count
@@ -74,10 +74,6 @@ ASKED = (
     "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has"
     " computed other ones from"
 )
-
-
-class Parted(BaseException):
-    """Raised if the ranks compute different things in a split call; scripts must not catch it."""
 
 
 class SplitCalls:
@@ -205,11 +201,18 @@ class SplitCalls:
                 return self._verified(site, root, module, args, kwargs, inputs)
         if rows is None:
             return self._whole(site, root, call, args, kwargs)
-        self._same_line.check(f"call {type(module).__name__}")
         self._recorder.apply(type(module).__name__, root.where)
         self._recorder.counts["split calls"] += 1
         streams = self._streams.for_forward(_device_of(root))
-        return self._split(site, rows, root, module, call, streams, args, kwargs, inputs)
+        doing = f"call {type(module).__name__}"
+        if root.replica is not None and root.replica.gathers:
+            self._same_line.check(doing)
+        else:
+            self._same_line.check_later(doing)
+        try:
+            return self._split(site, rows, root, module, call, streams, args, kwargs, inputs)
+        finally:
+            self._ranks.end_call()
 
     def _split(
         self,
@@ -274,7 +277,8 @@ class SplitCalls:
             return _MORE
         read, written = not site.calls % READ_EVERY, held.buffers()
         form, numbers = site.split.form(module, output, rows, written, read=read) or (None, [])
-        if not meet_inside(self._ranks, _tag_of(form), numbers):
+        part = site.split.small_part(output, rows)
+        if not meet_inside(self._ranks, _tag_of(form), numbers, part=part):
             raise Parted
         if form is None:
             return _OTHERS
@@ -531,16 +535,14 @@ def shared_parameters(
     if not torch.is_grad_enabled():
         yield
         return
-
-    def is_owned(tensor: Tensor) -> bool:
-        return isinstance(tensor, Parameter) if owned is None else id(tensor) in owned
-
     slots: list[dict[str, Any]] = [part._parameters for part in Module.modules(module)]
     replaced = [
         (slot, name, tensor)
         for slot in slots
         for name, tensor in slot.items()
-        if tensor is not None and tensor.requires_grad and not is_owned(tensor)
+        if tensor is not None
+        and tensor.requires_grad
+        and not (isinstance(tensor, Parameter) if owned is None else id(tensor) in owned)
     ]
     if not replaced:
         yield

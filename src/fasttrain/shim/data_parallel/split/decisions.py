@@ -28,6 +28,7 @@ from fasttrain.shim.hooks.containers import (
 )
 
 _SIMPLE = (bool, int, float, str, type(None))
+_EXACT = frozenset((bool, int, str, type(None)))  # their values themselves, asked for first
 _FACTOR = "\0a factor"  # stands for any float but 0 and 1
 _TENSOR = "\0a tensor"  # stands for one whose numbers aren't read
 _OBJECT = "\0an object"  # stands for what is no number and no text
@@ -145,6 +146,8 @@ def _category(value: Any) -> Any:
     Of a tensor it is its number, unless it is on a device, for which the host would wait, and
     otherwise that it is one: what was None before may now be what all rows are compared with.
     """
+    if type(value) in _EXACT:
+        return value
     if isinstance(value, Tensor):
         value = value.item() if value.is_cpu and value.numel() == 1 else _TENSOR
     if type(value) is float:

@@ -16,7 +16,7 @@ from torch.autograd import grad as gradients_of  # before a lever replaces it
 from torch.nn import Module
 
 from fasttrain.model.errors import ExitCode, FasttrainError
-from fasttrain.shim.data_parallel.rank_consistency import meet_inside
+from fasttrain.shim.data_parallel.rank_consistency import Parted, meet_inside
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.shards.checks import before_gathers, writes_refused
 from fasttrain.shim.data_parallel.shards.low_gathers import widened
@@ -361,9 +361,7 @@ class SplitTrial:
             except Exception as error:  # noqa: BLE001 - the script's model, called for a trial
                 put_away(self._module)
                 return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            except BaseException as error:
-                if type(error).__name__ != "Parted":  # of `call`, which imports this module
-                    raise
+            except Parted:
                 put_away(self._module)
                 return "an error: its number of losses differs from other ranks"
         self._drawn = neutral.drawn

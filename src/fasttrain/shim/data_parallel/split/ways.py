@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from fasttrain.shim.data_parallel.split.candidates import Dimensions
 from fasttrain.shim.data_parallel.split.rows import Gather, Order, Rows
 from fasttrain.shim.hooks.containers import map_tensors, tensors_in
 
+MOST_ALONG = 1 << 16  # bytes of an output that ranks exchange before they know that it is wanted
 MOST_NUMBERS = 4096  # compared between ranks, of an output without rows
 
 
@@ -106,14 +108,15 @@ class Split:
         ndims = self.ndims or [tensor.dim() for tensor, _ in pairs]
         if any(tensor.dim() != ndim for (tensor, _), ndim in zip(pairs, ndims, strict=False)):
             return None  # such as by squeeze(), which drops the rows where there is one
-        text, numbers = "", []
+        text, numbers, own = "", [], rows.own
         for tensor, dim in pairs:
-            sizes = [] if tensor.is_nested else list(tensor.shape)
-            if dim is not None:
-                if tensor.dim() <= dim or tensor.size(dim) % rows.own:
-                    return None
-                sizes[dim : dim + 1] = [tensor.size(dim) // rows.own]
-            text += f"{tensor.dtype}{sizes}"
+            shape: Sequence[int] = tensor.shape if not tensor.is_nested else ()
+            if tensor.is_nested and dim is not None:
+                shape = (*[0] * dim, tensor.size(dim))
+            kind = _kind(tensor.dtype, shape, dim, own)
+            if kind is None:
+                return None
+            text += kind
         alone = [t for t, dim in pairs if dim is None and t.numel() <= MOST_NUMBERS]
         for tensor in (*alone, *written):
             if (tensor.is_cpu or read) and _is_comparable(tensor):
@@ -122,6 +125,17 @@ class Split:
                 numbers.append(number if finite else 0.0)
                 text += "" if finite else str(number)
         return text, numbers
+
+    def small_part(self, output: Any, rows: Rows) -> Tensor | None:
+        """Return this rank's rows of the output, if they are all that is gathered and few."""
+        if self.outputs != (0,) or self.same not in ((), (None,)):
+            return None
+        if rows.count % rows.ranks.world_size:
+            return None
+        if type(output) is not Tensor or not output.is_cpu or not _is_comparable(output):
+            return None
+        small = output.nbytes <= MOST_ALONG and output.is_contiguous()
+        return output.detach() if small else None
 
     def with_rows(self, module: Module, output: Any) -> list[Tensor]:
         """Return the tensors with rows that a call returns or keeps along with results of them."""
@@ -158,6 +172,17 @@ class Split:
         # A single row doesn't show where its dimension lies; of more the current call says it.
         orders = self.orders if rows.own == 1 else ()
         return with_all_rows(output, self.outputs, rows, gather, known, orders)
+
+
+@functools.lru_cache(1024)
+def _kind(dtype: torch.dtype, shape: Sequence[int], dim: int | None, rows: int) -> str | None:
+    """Return a tensor's type and sizes, with those of a row in its dimension ``dim`` of rows."""
+    sizes = list(shape)
+    if dim is not None:
+        if len(sizes) <= dim or sizes[dim] % rows:
+            return None
+        sizes[dim] //= rows
+    return f"{dtype}{sizes}"
 
 
 def _is_comparable(tensor: Tensor) -> bool:
