@@ -208,12 +208,13 @@ def largest_difference(name: str, runs: dict[str, Run]) -> str:
     return f"{largest:.1e}"
 
 
-def launch(name: str, args: argparse.Namespace) -> tuple[list[tuple[End, End]], str]:
+def launch(name: str, number: int, args: argparse.Namespace) -> tuple[list[tuple[End, End]], str]:
     """Run both sides; return pairs of medians, and the largest difference of losses."""
+    order = SIDES if number % 2 == 0 else SIDES[::-1]  # the first to start may get better memory
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
-        runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in SIDES}
-        blocks = take_turns(runs, args)
+        runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in order}
+        blocks = take_turns({side: runs[side] for side in SIDES}, args)
         differs = largest_difference(name, runs)
     pairs = [(a, b) for a, b in zip(*blocks.values(), strict=True) if a and b]
     if not pairs:
@@ -223,7 +224,9 @@ def launch(name: str, args: argparse.Namespace) -> tuple[list[tuple[End, End]], 
 
 def measure(name: str, args: argparse.Namespace) -> tuple[str, ...]:
     """Launch both sides and return a row of the table."""
-    launches, differences = zip(*(launch(name, args) for _ in range(args.launches)), strict=True)
+    launches, differences = zip(
+        *(launch(name, number, args) for number in range(args.launches)), strict=True
+    )
     every = [pair for pairs in launches for pair in pairs]
     sides = [[end.at_s for end in side] for side in zip(*every, strict=True)]
     times = [f"{1e3 * statistics.median(side):.2f}" for side in sides]

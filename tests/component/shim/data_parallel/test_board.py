@@ -135,6 +135,10 @@ def test_what_came_with_a_meeting_of_ranks_that_do_the_same_is_gathered(alike: b
         before = table._number
         first = of_rank.all_gather(part)
         waits = table._number - before
+        second = of_rank.all_gather(part)
+        assert torch.equal(first, second)
+        assert first.data_ptr() != second.data_ptr()
+        assert of_rank.meet(7, str, part=part)
         of_rank.end_call()
         part += 10  # in the same memory
         return met, waits, first[:, 0].tolist(), of_rank.all_gather(part)[:, 1].tolist()

@@ -43,7 +43,8 @@ def test_a_step_sends_what_it_sends_by_hand(counts: Counts, task: str, ranks: st
     # BatchNorm's moments come from each rank, as by SyncBatchNorm on a GPU; here hand adds them up.
     moments = 3 * int(ranks) if task == "convnet" else 0
     assert ours["KiB"] <= hand["KiB"] + 24 + moments
-    assert ours["meetings"] <= 3
+    # For the call and for the backward pass; and before the first moments of a BatchNorm.
+    assert ours["meetings"] == (3 if task == "convnet" else 2)
 
 
 @pytest.mark.parametrize("task", TASKS)
