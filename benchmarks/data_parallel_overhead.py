@@ -210,7 +210,7 @@ def largest_difference(name: str, runs: dict[str, Run]) -> str:
 
 def launch(name: str, number: int, args: argparse.Namespace) -> tuple[list[tuple[End, End]], str]:
     """Run both sides; return pairs of medians, and the largest difference of losses."""
-    order = SIDES if number % 2 == 0 else SIDES[::-1]  # the first to start may get better memory
+    order = SIDES if number % 2 == 0 else SIDES[::-1]  # neither always starts first
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scratch = Path(folder)
         runs = {s: stack.enter_context(started(name, s, args, scratch)) for s in order}

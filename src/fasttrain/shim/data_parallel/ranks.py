@@ -329,6 +329,7 @@ class PendingCheck:
     check: Callable[[], None]
 
 
+_ALONG = 1 << 19  # in the tag of a rank that sends a tensor along
 WITHIN = " within: "  # between what a rank is doing, in a report, and the words of a `PendingCheck`
 
 
@@ -473,15 +474,19 @@ class Ranks:
             doing: Returns it in words, which all ranks get by `reports` if the tags differ.
             values: At most 32 finite numbers; `spread` is then how far they differ.
             part: A contiguous tensor that `all_gather` is called with next, of one type and shape
-                on all ranks with this tag. It is sent along if that saves a wait.
+                on all ranks with this tag. It is sent along if that saves a wait; a rank without
+                one has another tag then, since its memory order may be decided by its rows.
         """
         pending, self.pending = self.pending, None
         if pending is not None:
             tag ^= pending.tag
         pairs = [number for value in values[:32] for number in (value, value * value)]
-        numbers, board, self._exchanged = (float(tag), float(tag * tag), *pairs), self._board, None
-        if board is None or (part is not None and not board.holds(len(numbers), part)):
+        board, self._exchanged = self._board, None
+        if board is None or (part is not None and not board.holds(2 + len(pairs), part)):
             part = None
+        if part is not None:
+            tag ^= _ALONG
+        numbers = (float(tag), float(tag * tag), *pairs)
         with self.waits():
             total, squares, *others = self.sum_numbers(numbers, part)
         n = self.world_size

@@ -148,6 +148,19 @@ def test_what_came_with_a_meeting_of_ranks_that_do_the_same_is_gathered(alike: b
         assert found == (alike, 0 if alike else 1, rows, [10 + row for row in rows])
 
 
+def test_a_rank_that_sends_nothing_along_does_something_else() -> None:
+    tables, store = boards(3), Store()
+
+    def act(rank: int) -> Any:
+        of_rank: Any = Ranks(rank, 3, store, "gloo")
+        of_rank._board = tables[rank]
+        part = torch.full((2, 2), float(rank))
+        met = of_rank.meet(7, lambda: f"rank {rank}", part=part if rank else None)
+        return met, of_rank.all_gather(part)[:, 0].tolist()
+
+    assert on_threads(3, act) == [(False, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])] * 3
+
+
 def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:
     assert all(table is not None for table in boards(3))
     assert list(one_node.iterdir()) == []
