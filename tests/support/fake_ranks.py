@@ -32,6 +32,10 @@ class FakeRanks:
         self.sums = 0
         self._meeting = meeting
 
+    def is_here(self) -> bool:
+        """Take each thread for the main thread of a rank."""
+        return True
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over the threads, in place where it is dense."""
         self.sums += 1

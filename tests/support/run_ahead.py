@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+
+from fasttrain.shim.process import true_clock
 
 
 class RunAhead:
@@ -158,5 +159,6 @@ def running_ahead(kind: str = "cuda") -> Iterator[RunAhead]:
     module = mock.patch.multiple(getattr(torch, kind), create=True, **replaced)
     # Events of another host would have its clock.
     idle = mock.patch.dict("fasttrain.shim.hooks.device_clock._idle", clear=True)
-    with module, idle, mock.patch.object(time, "perf_counter", side_effect=lambda: host.now_s):
+    clock = mock.patch.object(true_clock, "perf_counter", side_effect=lambda: host.now_s)
+    with module, idle, clock:
         yield host

@@ -6,7 +6,6 @@ import atexit
 import math
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.outcome_recorder import Lever, OutcomeRecorder, Shared
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
-from fasttrain.shim.process import entry
+from fasttrain.shim.process import entry, true_clock
 from fasttrain.shim.process.callsite import is_shim_code, is_shim_file, own_prefixes
 from fasttrain.shim.reporter import Clock, Reporter
 from fasttrain.shim.watch.heartbeat import Heartbeat
@@ -336,7 +335,7 @@ class Runtime:
 
     def _on_call(self, *_: Any) -> None:
         # A script without an optimizer may make no step, and the first one may be an epoch away.
-        if time.perf_counter() - self._reported_s >= REPORT_EVERY_S:
+        if true_clock.perf_counter() - self._reported_s >= REPORT_EVERY_S:
             self._report(finished=False)
 
     def _on_step(self, step: int) -> None:
@@ -344,7 +343,7 @@ class Runtime:
             self._heartbeat.step(step)
         else:
             self._heartbeat.beat()  # progress, but the launcher counts new steps only
-        now = time.perf_counter()
+        now = true_clock.perf_counter()
         if now - self._event_s >= EVENT_EVERY_S or step == 1:
             self._event_s = now
             self._note_event()
@@ -387,7 +386,7 @@ class Runtime:
         self._report(finished=True)
 
     def _report(self, *, finished: bool) -> None:
-        self._reported_s = time.perf_counter()
+        self._reported_s = true_clock.perf_counter()
         # Most children only load data or start a tool; only those that train have a report.
         if self._meter.steps or self._roots.last is not None or not self._reporter.child:
             self._reporter.report(lambda: self._rank_report(finished))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fasttrain.shim.compile_auto import rule
 from fasttrain.shim.compile_auto.rule import Choice, Prospect
 from fasttrain.shim.hooks.loop import known_epoch, on_batch
 from fasttrain.shim.hooks.outcome_recorder import Shared
-from fasttrain.shim.process import entry
+from fasttrain.shim.process import entry, true_clock
 
 CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -34,14 +33,14 @@ class StepClock:
 
     def tick(self) -> None:
         """Note that a step ends."""
-        now_s = time.perf_counter()
+        now_s = true_clock.perf_counter()
         self.taken_s, self.last_s = now_s - self.last_s, now_s
         self.first_s = self.first_s or now_s
 
     @property
     def elapsed_s(self) -> float:
         """How long ago the first step ended."""
-        return time.perf_counter() - self.first_s
+        return true_clock.perf_counter() - self.first_s
 
 
 class Outlook:

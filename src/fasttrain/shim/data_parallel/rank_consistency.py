@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fasttrain.model.plan import LaunchPlan
 from fasttrain.shim.data_parallel.ranks import WITHIN, PendingCheck, Ranks
 from fasttrain.shim.data_parallel.tensor_sums import values_of
 from fasttrain.shim.hooks.device_clock import DeviceClock, seconds_between
-from fasttrain.shim.process import refusal
+from fasttrain.shim.process import refusal, true_clock
 from fasttrain.shim.process.callsite import call_site, location, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
@@ -74,6 +74,15 @@ def meet_inside(
     return False
 
 
+class _OtherFiles(dict[str, bool]):
+    """Tells by a file's name whether it is of torch or fasttrain."""
+
+    def __missing__(self, path: str) -> bool:
+        """Find it out."""
+        self[path] = path.startswith(own_prefixes())
+        return self[path]
+
+
 class SameLine:
     """Compares the ranks' lines in the script, and numbers that must be equal on all ranks.
 
@@ -83,8 +92,8 @@ class SameLine:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._places: dict[tuple[CodeType | None, int, str], PendingCheck] = {}
-        self._others: dict[CodeType, bool] = {}  # True for code of torch and fasttrain
+        self._places: dict[tuple[str, int, str], PendingCheck] = {}
+        self._others = _OtherFiles()
 
     def check(self, doing: str, numbers: Sequence[Tensor] = ()) -> None:
         """Wait for all ranks, and check that they are doing the same.
@@ -118,15 +127,15 @@ class SameLine:
     def _place(self, doing: str) -> PendingCheck:
         """Return this rank's line in the script, and what it is about to do there."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and self._is_other(frame.f_code):
+        others = self._others
+        while frame is not None and others[frame.f_code.co_filename]:
             frame = frame.f_back
-        key = (frame.f_code, frame.f_lineno, doing) if frame else (None, 0, doing)
-        place = self._places.get(key)
+        path, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("unknown", 0)
+        place = self._places.get((path, line, doing))
         if place is None:
-            path, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("unknown", 0)
             tag = 16 + zlib.crc32(f"{doing} {path}:{line}".encode()) % (2**20 - 16)
             begun = f"{doing} at {location(path, line)}"
-            place = self._places[key] = PendingCheck(tag, begun, self._check_call)
+            place = self._places[path, line, doing] = PendingCheck(tag, begun, self._check_call)
         return place
 
     def _check_call(self) -> None:
@@ -137,12 +146,6 @@ class SameLine:
         """
         if not meet_inside(self._ranks, _CALLING):
             raise Parted
-
-    def _is_other(self, code: CodeType) -> bool:
-        found = self._others.get(code)
-        if found is None:
-            found = self._others[code] = code.co_filename.startswith(own_prefixes())
-        return found
 
 
 def _of_reports(reports: Sequence[str]) -> FasttrainError:
@@ -268,7 +271,7 @@ class RankConsistency:
     def _watch(self) -> None:
         while not self._closed.wait(POLL_S):
             since_s = self._ranks.waiting_since_s
-            waits = since_s and time.monotonic() - since_s > WAIT_S
+            waits = since_s and true_clock.monotonic() - since_s > WAIT_S
             if waits or self._is_device_behind():
                 try:
                     self._compare_ends(waiting=bool(waits), queued=not waits)
@@ -282,7 +285,7 @@ class RankConsistency:
         for its device, and that for a rank that doesn't come.
         """
         mark = self._behind_step
-        if mark.event is None or time.perf_counter() - mark.at_s < WAIT_S:
+        if mark.event is None or true_clock.perf_counter() - mark.at_s < WAIT_S:
             return False
         return seconds_between((mark, mark)) is None
 

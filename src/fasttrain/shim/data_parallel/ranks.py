@@ -27,7 +27,7 @@ from torch import distributed as dist
 
 from fasttrain.model.vendors import group_backend
 from fasttrain.shim.data_parallel.tensor_sums import strided_parts
-from fasttrain.shim.process import entry
+from fasttrain.shim.process import entry, true_clock
 
 # Memory that the ranks of one node share, and a table in it to sum and gather numbers.
 
@@ -307,7 +307,7 @@ class _Wait:
     def __enter__(self) -> None:
         self._outermost = not self._ranks.waiting_since_s
         if self._outermost:
-            self._ranks.waiting_since_s = time.monotonic()
+            self._ranks.waiting_since_s = true_clock.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._outermost:
@@ -360,6 +360,7 @@ class Ranks:
         self.reports: list[str] = []
         self.pending: PendingCheck | None = None
         self._exchanged: tuple[Tensor, Tensor] | None = None
+        self._home = os.getpid(), threading.main_thread().ident
         self._collectives = collectives
         self._gathered = 0
         self._board: Board | None = None
@@ -418,6 +419,17 @@ class Ranks:
         if self.joined and dist.is_initialized():
             dist.destroy_process_group()
         self.joined = False
+
+    def is_here(self) -> bool:
+        """True in the rank's main thread, where it can communicate with others.
+
+        Threads run in another order on each rank, and a forked child has no connection.
+        """
+        return (os.getpid(), threading.get_ident()) == self._home
+
+    def is_forked(self) -> bool:
+        """True in a child process that a rank has forked, which inherits the levers."""
+        return os.getpid() != self._home[0]
 
     def waits(self) -> _Wait:
         """Return a context that marks a time in which this rank may wait for others."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -63,7 +62,6 @@ class Replicate:
         self.on_cede: list[Callable[[], None]] = []
         self._roots = context.roots
         self._ranks = context.ranks
-        self._pid = os.getpid()  # of the rank: forked children inherit the levers
         self._streams = context.streams
         self._splits_batches = context.strategy.batch == "split"
         self._training = context.training
@@ -261,12 +259,10 @@ class Replicate:
     def _must_run_whole(self) -> bool:
         """True where code runs whole on each rank, since ranks can't communicate in it.
 
-        Threads run in another order on each rank, a forked child has no connection to the other
-        ranks, and tensors in torch.func's transforms have no storage.
+        Tensors in torch.func's transforms have no storage that they could be sent from.
         """
-        thread = threading.current_thread() is not threading.main_thread()
-        alone = thread or os.getpid() != self._pid
-        return alone or torch._C._functorch.peek_interpreter_stack() is not None
+        inside = torch._C._functorch.peek_interpreter_stack() is not None
+        return inside or not self._ranks.is_here()
 
     # --- backward passes
 

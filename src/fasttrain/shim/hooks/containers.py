@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from dataclasses import is_dataclass
 from itertools import islice
-from operator import setitem
+from operator import is_, setitem
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -267,7 +267,7 @@ def with_parts(value: Any, parts: Any) -> Any:
 
 
 def _same(old: Iterable[Any], new: Iterable[Any]) -> bool:
-    return all(a is b for a, b in zip(old, new, strict=True))
+    return all(map(is_, old, new))
 
 
 def _map_tuple(value: tuple[Any, ...], change: Change) -> Any:

@@ -19,7 +19,6 @@ Source: torch 2.11, ``torch/csrc/cuda/Event.cpp``, ``c10/cuda/CUDAFunctions.cpp`
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.model.vendors import LIKE_CUDA
+from fasttrain.shim.process import true_clock
 
 # Tensor's base class has torch's own item() and tolist(). Those of Tensor may be a lever's, which
 # takes each call for a read by the script.
@@ -175,7 +175,7 @@ class DeviceClock:
 
     def mark(self) -> Mark:
         """Return a mark of the present: of the end of all work that is queued by now."""
-        now = time.perf_counter()
+        now = true_clock.perf_counter()
         return Mark(now) if self._device is None else Mark(now, self._event(self._device))
 
     def _event(self, device: torch.device) -> DeviceEvent | None:

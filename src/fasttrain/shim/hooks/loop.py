@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -111,12 +111,13 @@ def known_epoch(iterator: Any) -> Epoch | None:
     torch's own samplers alone are asked, and once for each iterator: they may ask the script's
     dataset, as they do when the iterator begins.
     """
-    if iterator not in _EPOCHS:
-        try:
-            _EPOCHS[iterator] = _epoch(iterator._index_sampler)
-        except Exception:  # noqa: BLE001 - a __len__ of the script's may raise anything
-            _EPOCHS[iterator] = None
-    return _EPOCHS[iterator]
+    known = _EPOCHS.get(iterator, ...)
+    if known is ...:
+        known = None
+        with suppress(Exception):  # a __len__ of the script's may raise anything
+            known = _epoch(iterator._index_sampler)
+        _EPOCHS[iterator] = known
+    return known
 
 
 def _epoch(sampler: Any) -> Epoch | None:

@@ -6,13 +6,13 @@ import math
 import resource
 import statistics
 import sys
-import time
 import weakref
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,7 @@ from fasttrain.shim.hooks.device_clock import (
 from fasttrain.shim.hooks.loop import known_epoch, on_backward, on_batch
 from fasttrain.shim.hooks.roots import Root, first_parameter
 from fasttrain.shim.hooks.seams import then
+from fasttrain.shim.process import true_clock
 
 # Measures the throughput of training: samples and tokens per second.
 #
@@ -142,7 +143,7 @@ class Throughput:
         # Only these may end an evaluation, and an event takes a few microseconds.
         ends = self._aside or self._source is None or self._source() is not iterator
         self._source = weakref.ref(iterator)
-        at = self._clock.mark() if ends else Mark(time.perf_counter())
+        at = self._clock.mark() if ends else _host_mark()
         self._pending.append(_Batch(self._source, _of_loader(iterator, data), at))
 
     def called(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,8 +151,8 @@ class Throughput:
         if torch.is_grad_enabled():
             self._trained.add(root)
             if self._training_from is None and not self._pending:
-                aside = self._aside
-                self._training_from = self._clock.mark() if aside else Mark(time.perf_counter())
+                now = self._clock.mark if self._aside else _host_mark
+                self._training_from = now()
             if self._paused is not None:
                 self._evaluated += ((self._paused, self._clock.mark()),)
                 self._paused = None
@@ -234,8 +235,11 @@ class Throughput:
         self._training_from = self._training_from or until
 
 
-def _samples(amount: Amount) -> float:
-    return amount.samples
+def _host_mark() -> Mark:
+    return Mark(true_clock.perf_counter())
+
+
+_samples = attrgetter("samples")
 
 
 def _of_loader(iterator: Any, data: Any) -> Amount:
@@ -289,8 +293,10 @@ def _first_tensor(data: Any, deepest: int) -> Tensor | None:
         values = list.__iter__(data) if issubclass(kind, list) else tuple.__iter__(data)
     else:
         return None
-    found = (_first_tensor(value, deepest - 1) for value in islice(values, _MOST_VALUES))
-    return next((tensor for tensor in found if tensor is not None), None)
+    for value in islice(values, _MOST_VALUES):
+        if (tensor := _first_tensor(value, deepest - 1)) is not None:
+            return tensor
+    return None
 
 
 # Counts and times training steps, for the events and the receipt.
@@ -334,7 +340,7 @@ class StepMeter:
 
     def reset(self) -> None:
         """Count from zero, in a forked child."""
-        self._clear(time.perf_counter())
+        self._clear(true_clock.perf_counter())
 
     def _clear(self, started_s: float) -> None:
         self.steps = 0
@@ -466,7 +472,7 @@ class StepMeter:
             first_step_s=self._first_step_s,
             compile_s=compile_s,
             peak_memory_bytes=peak_memory_bytes(self.device or device),
-            wall_s=time.perf_counter() - self._started_s,
+            wall_s=true_clock.perf_counter() - self._started_s,
         )
 
     def recent_step_s(self) -> float:

@@ -28,6 +28,7 @@ from fasttrain.shim.hooks.dynamo import UserCompile
 from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.levers.compile import shadow
+from fasttrain.shim.process import true_clock
 from support.forked_ranks import on_ranks
 
 PLAIN_S = 0.01
@@ -79,6 +80,7 @@ class Loop:
         self.now_s, self.ranks, self.options = 0.0, ranks, options
         for clock in ("perf_counter", "process_time"):  # this is a process of its own
             setattr(time, clock, lambda: self.now_s)
+        true_clock.perf_counter = lambda: self.now_s
         switch.CompileLever = FakeLever  # type: ignore[assignment,misc,attr-defined]
         result = shadow.Result(*options.get("copied", (1, 1.0, "")))
         shadow.begin = lambda *_: FakeCopy(result)  # type: ignore[assignment,return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -37,3 +38,19 @@ def test_texts_that_all_ranks_have_read_are_deleted() -> None:
         found = list(threads.map(gathered, range(3)))
     assert found == [[[f"{rank} {number}" for rank in range(3)] for number in range(20)]] * 3
     assert store.num_keys() == 3, "the last ones"
+
+
+def test_where_a_rank_can_communicate() -> None:
+    """In its main thread; a forked child is none, and its threads aren't either."""
+    ranks = Ranks(0, 1, None, "gloo")
+
+    def seen() -> list[bool]:
+        return [ranks.is_here(), ranks.is_forked()]
+
+    assert seen() == [True, False]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(seen).result() == [False, False]
+    child = os.fork()
+    if not child:
+        os._exit(seen() == [False, True])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

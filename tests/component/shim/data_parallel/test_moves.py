@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +21,9 @@ RANKS = 2
 
 @pytest.fixture(autouse=True)
 def a_device_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take copies in fp64 for copies on a device, and each thread for the main thread of a rank."""
+    """Take copies in fp64 for copies on a device."""
     monkeypatch.setattr(row_operators, "LARGE", 4)
     monkeypatch.setattr(lazy_rows, "leaves_host", lambda tensor: tensor.dtype == torch.float64)
-    monkeypatch.setattr(threading, "main_thread", threading.current_thread)
 
 
 def to_device(tensor: Tensor) -> Tensor:

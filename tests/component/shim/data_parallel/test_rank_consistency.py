@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from fasttrain.shim.data_parallel import rank_consistency
 from fasttrain.shim.data_parallel.rank_consistency import WAIT_S, RankConsistency
-from fasttrain.shim.process import refusal
+from fasttrain.shim.process import refusal, true_clock
 from support.run_ahead import RunAhead, running_ahead
 
 
@@ -83,7 +82,7 @@ def test_a_device_that_waits_for_a_rank_with_fewer_steps(
 def test_a_host_that_waits_needs_no_device(of_rank_0: Any, monkeypatch: Any) -> None:
     of_rank_0._ranks.store.set("ended/1", "3")
     of_rank_0._ranks.waiting_since_s = 1e-9
-    monkeypatch.setattr(rank_consistency.time, "monotonic", lambda: WAIT_S + 1)
+    monkeypatch.setattr(true_clock, "monotonic", lambda: WAIT_S + 1)
     with pytest.raises(EndedError):
         look(of_rank_0, monkeypatch)
 

@@ -40,7 +40,13 @@ class Calls(SplitCalls):
 @pytest.fixture
 def calls() -> Iterator[Calls]:
     ranks = SimpleNamespace(
-        joined=True, rank=0, world_size=2, meet=lambda *_: True, spread=0.0, end_call=lambda: None
+        joined=True,
+        rank=0,
+        world_size=2,
+        meet=lambda *_: True,
+        spread=0.0,
+        end_call=lambda: None,
+        is_here=lambda: True,
     )
     context: Any = SimpleNamespace(
         roots=SimpleNamespace(inside=None), ranks=ranks, compiled=None,

@@ -96,6 +96,19 @@ def test_single_rows_lie_in_memory_as_the_whole_call_has_shown() -> None:
         assert found.stride() == x.stride()
 
 
+def test_images_of_one_channel_stay_channels_last() -> None:
+    """By which a convolution decides its own order, though they are contiguous either way."""
+    x = torch.arange(36.0).view(4, 1, 3, 3).to(memory_format=torch.channels_last)
+    assert x.is_contiguous()
+
+    def act(rank: Any) -> Tensor:
+        return Rows(rank, 4).give(x[2 * rank.rank : 2 * rank.rank + 2], 0)
+
+    for found in on_ranks(2, act):
+        assert torch.equal(found, x)
+        assert found.stride() == x.stride()
+
+
 def test_blocks_of_rows_stay_together() -> None:
     x = torch.arange(15)  # 5 rows of 3 each
 

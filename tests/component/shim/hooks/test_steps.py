@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.shim.hooks import steps as steps_module
 from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.process import true_clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the test say what time it is, in seconds."""
     now = [100.0]
-    monkeypatch.setattr(steps_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(true_clock, "perf_counter", lambda: now[0])
     return now
 
 

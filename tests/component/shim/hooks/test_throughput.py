@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import UserDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fasttrain.shim.hooks.roots import RootCalls
 from fasttrain.shim.hooks.steps import StepMeter
+from fasttrain.shim.process import true_clock
 
 TEN = TensorDataset(torch.ones(10, 3))
 
@@ -64,7 +64,7 @@ class Stopwatch:
 def watch(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopwatch]:
     with ExitStack() as undo:
         watch = Stopwatch(undo, by_calls=request.param)
-        monkeypatch.setattr(time, "perf_counter", watch.clock)
+        monkeypatch.setattr(true_clock, "perf_counter", watch.clock)
         yield watch
 
 
@@ -72,7 +72,7 @@ def watch(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopwatch]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopwatch]:
     with ExitStack() as undo:
         calls = Stopwatch(undo, by_calls=True)
-        monkeypatch.setattr(time, "perf_counter", calls.clock)
+        monkeypatch.setattr(true_clock, "perf_counter", calls.clock)
         yield calls
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -69,6 +68,7 @@ READ_EVERY = 64  # calls after which numbers on a device are compared, for which
 _CIRCULAR = "calls with arguments that lead back to themselves run on the whole batch"
 _NO_MEMORY = "OutOfMemoryError"  # torch's exception on any device
 _NOTHING = "no call could be split so far"
+_AS_IT_IS = nullcontext()
 GRADIENTS = 2  # number of verified calls whose gradients are compared, too
 ASKED = (
     "the script asks for gradients w.r.t. a tensor that the model returns or keeps, and has"
@@ -87,7 +87,7 @@ class SplitCalls:
     """
 
     def __init__(self, recorder: OutcomeRecorder, context: ParallelContext) -> None:
-        self._active, self._thread, self._pid = False, 0, os.getpid()
+        self._active, self._thread = False, 0
         self.whole_only = self.reentrant = False
         self._inside = context.roots.inside
         self.unowned: Callable[[], set[int]] = set
@@ -100,6 +100,7 @@ class SplitCalls:
         self._restored: dict[str, Any] = {}
         self._same_line = SameLine(ranks)
         self._hooks = HookCount()
+        self._rows = functools.lru_cache(64)(functools.partial(Rows, ranks))
         on_devices = context.strategy.collectives != "gloo"
         meet = functools.partial(self._meet_at_use, "a batch")
         moves = Moves(ranks, context.compiled, meet, recorder.counts)
@@ -191,7 +192,7 @@ class SplitCalls:
         fewest = count // self._ranks.world_size
         limits = site.decisions.limits
         due = site.is_due(values, count, fewest, limits, hooked=hooked)
-        rows = None if due or not fewest else Rows(self._ranks, count)
+        rows = None if due or not fewest else self._rows(count)
         if rows is None and any(isinstance(tensor, LazyRows) for tensor in inputs):
             args, kwargs = map_tensors(args, linked), map_tensors(kwargs, linked)
             inputs = tensors_in((args, kwargs))
@@ -234,8 +235,7 @@ class SplitCalls:
             site.changes = Changes(module, split.changed, split.places)
         held, why_not = site.changes.hold(), ""
         try:
-            with self.splitting(module, streams, _owned(root)):
-                output = call(*own_args, **own_kwargs)
+            output = self._computed(root, module, streams, call, own_args, own_kwargs)
             why_not = self._difference(site, held, module, output, rows)
         except Parted:
             why_not = _MORE if any(_MORE in text for text in self._ranks.reports) else _OTHERS
@@ -256,6 +256,17 @@ class SplitCalls:
         whole = split.put_together(module, output, rows, gather, inputs)
         backward.mark(split.with_rows(module, whole), lambda: refuse(_asked_late(site.name)))
         return whole
+
+    def _computed(
+        self, root: Root, module: Module, streams: Any, call: Call, args: Any, kwargs: Any
+    ) -> Any:
+        """Return what a split call computes from this rank's rows."""
+        self.active = True
+        try:
+            with streams, shared_parameters(module, self._ranks, _owned(root)):
+                return call(*args, **kwargs)
+        finally:
+            self.active = False
 
     def _wait_for_others(self) -> None:
         """Answer each sum that other ranks may still be in, until all are through."""
@@ -307,9 +318,8 @@ class SplitCalls:
 
     def _meet_at_use(self, name: str) -> None:
         """Check that all ranks use a large output at the same line: each has its rows only."""
-        thread = threading.current_thread() is threading.main_thread()
-        forked = os.getpid() != self._pid
-        if forked or (not thread and torch._C._current_graph_task_id() == -1):
+        in_backward = torch._C._current_graph_task_id() != -1  # of a device, in a thread of its own
+        if self._ranks.is_forked() or not (in_backward or self._ranks.is_here()):
             refuse(_used_in_thread(name))
         self._same_line.check(f"use all rows of {name}")
 
@@ -392,7 +402,7 @@ class SplitCalls:
             return False  # such as a counter of operations
         forward_ad: Any = torch.autograd.forward_ad
         levels = forward_ad._current_level >= 0
-        return not levels and threading.current_thread() is threading.main_thread()
+        return not levels and self._ranks.is_here()
 
     def _site(self, root: Root, module: Module, args: Any, kwargs: Any) -> CallSite:
         sites = self._sites.get(module)
@@ -411,36 +421,20 @@ class SplitCalls:
     def _is_hooked(self, site: CallSite, module: Module) -> bool:
         """True if something was registered on what a call uses since the last call of its kind."""
         since, site.hooks = site.hooks, self.registered.count
+        if since == site.hooks:
+            return False
         others = (part for ref in site.others if (part := ref()) is not None)
         return self.registered.any_since(since, itertools.chain(Module.modules(module), others))
 
     @contextmanager
-    def splitting(
-        self, module: Module, context: Any, owned: frozenset[int] | None = None
-    ) -> Iterator[None]:
-        """Run the block as the inside of a split call.
-
-        Args:
-            module: The module that is called.
-            context: Entered as well.
-            owned: The ids of tensors whose gradients are averaged after a pass; default: of all
-                that are `Parameter`, as those of a trial are.
-        """
-        self.active = True
-        try:
-            with context, shared_parameters(module, self._ranks, owned):
-                yield
-        finally:
-            self.active = False
-
-    @contextmanager
     def _trial_split(self, module: Module) -> Iterator[None]:
-        self._trying = True
+        """Run the block as the inside of a split call, on trial."""
+        self._trying = self.active = True
         try:
-            with self.splitting(module, nullcontext()):
+            with shared_parameters(module, self._ranks):
                 yield
         finally:
-            self._trying = False
+            self._trying = self.active = False
 
     def _verified(
         self,
@@ -514,10 +508,9 @@ class SplitCalls:
         )
 
 
-@contextmanager
 def shared_parameters(
     module: Module, ranks: Ranks, owned: frozenset[int] | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Average the gradients of tensors that replace parameters, as in functional_call.
 
     They are averaged inside the backward pass: the averaging after it only knows a module's own
@@ -526,15 +519,14 @@ def shared_parameters(
     Args:
         module: The module that is called.
         ranks: All ranks.
-        owned: The ids of its own parameters; default: those that are `Parameter`.
+        owned: The ids of its own parameters; default: those that are `Parameter`, as in a trial.
 
     Raises:
         OwnTensorsError: If the call has put others in the same places, whose gradients aren't
             averaged.
     """
     if not torch.is_grad_enabled():
-        yield
-        return
+        return _AS_IT_IS
     slots: list[dict[str, Any]] = [part._parameters for part in Module.modules(module)]
     replaced = [
         (slot, name, tensor)
@@ -544,9 +536,17 @@ def shared_parameters(
         and tensor.requires_grad
         and not (isinstance(tensor, Parameter) if owned is None else id(tensor) in owned)
     ]
-    if not replaced:
-        yield
-        return
+    return _shared(replaced, ranks) if replaced else _AS_IT_IS
+
+
+@contextmanager
+def _shared(replaced: list[tuple[dict[str, Any], str, Tensor]], ranks: Ranks) -> Iterator[None]:
+    """Put shared tensors in the places of others in the block.
+
+    Args:
+        replaced: Parameters of modules, a name and the tensor.
+        ranks: All ranks.
+    """
     shared: dict[int, Any] = {}
     for slot, name, tensor in replaced:
         slot[name] = shared.setdefault(id(tensor), share(tensor, ranks))

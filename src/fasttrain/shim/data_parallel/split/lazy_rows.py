@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -461,7 +460,7 @@ class Moves:
         if not ranks.joined or tensor.size(0) < ranks.world_size or self._compiled.functions:
             return False
         functional = torch._C._functorch.peek_interpreter_stack() is not None
-        return not functional and threading.current_thread() is threading.main_thread()
+        return not functional and ranks.is_here()
 
     def _use(self, place: _MoveSite) -> None:
         place.whole += 1

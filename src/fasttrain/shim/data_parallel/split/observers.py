@@ -15,21 +15,18 @@ from fasttrain.shim.hooks import patching
 
 def is_observed() -> bool:
     """True if something that is neither torch's nor fasttrain's sees what is computed."""
-    return _dispatch_mode() or _function_mode() or saving_hook()
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return bool(modes and (_dispatch_mode() or _function_mode())) or saving_hook()
 
 
 def _dispatch_mode() -> bool:
     """True if a dispatch mode other than fasttrain's is active."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
     modes = _get_current_dispatch_mode_stack()
     return any(not type(mode).__module__.startswith("fasttrain.") for mode in modes)
 
 
 def _function_mode() -> bool:
     """True if a TorchFunctionMode is active that is not torch's own, such as a default device."""
-    if not torch._C._len_torch_function_stack():
-        return False
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(not type(mode).__module__.startswith(("torch.", "fasttrain.")) for mode in modes)
 

@@ -10,6 +10,7 @@ differentiated again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Collectives(Protocol):
         """Sum a tensor over all ranks, in place."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """How the rows of one batch are distributed; the first ranks get one of the remainder each.
 
@@ -53,12 +54,12 @@ class Rows:
         each, over = divmod(self.count, self.ranks.world_size)
         return each + (rank < over)
 
-    @property
+    @functools.cached_property
     def own(self) -> int:
         """This rank's number of rows."""
         return self.of(self.ranks.rank)
 
-    @property
+    @functools.cached_property
     def first(self) -> int:
         """This rank's first row."""
         each, over = divmod(self.count, self.ranks.world_size)
@@ -99,8 +100,8 @@ class Rows:
 
     def cut(self, whole: Tensor, dim: int, scale: int = 1) -> Tensor:
         """Return this rank's rows times a scale, without a graph."""
-        lazy: Any = getattr(whole, "own_rows", None)  # LazyRows, not gathered yet
-        if lazy is not None:
+        if type(whole) is not Tensor and (lazy := getattr(whole, "own_rows", None)) is not None:
+            # LazyRows, not gathered yet
             own: Tensor | None = lazy(self, dim, scale)
             return self.cut(cast("Any", whole).whole(), dim, scale) if own is None else own
         block = whole.size(dim) // self.count
@@ -116,6 +117,9 @@ class Rows:
             dim: The dimension of the batch.
             order: The memory order of the result, if it is known; else that of the part.
         """
+        even = not self.count % self.ranks.world_size
+        if even and dim == 0 and order is None and _is_in_order(part):
+            return self.ranks.all_gather(part.detach())
         order = order or memory_order(part)
         moved = part.detach().movedim(dim, 0).contiguous()
         block = moved.size(0) // self.own
@@ -123,7 +127,7 @@ class Rows:
         if moved.size(0) < most:
             moved = torch.cat([moved, moved.new_zeros(most - moved.size(0), *moved.shape[1:])])
         gathered = self.ranks.all_gather(moved)
-        if self.count % self.ranks.world_size:
+        if not even:
             parts = torch.split(gathered, most)
             gathered = torch.cat([p[: block * self.of(rank)] for rank, p in enumerate(parts)])
         whole = gathered.movedim(0, dim)
@@ -132,6 +136,12 @@ class Rows:
             return gathered
         # A copy and no view: a view that a `Function` returns can't be changed in place.
         return gathered.new_empty_strided(whole.shape, strides).copy_(whole)
+
+
+def _is_in_order(tensor: Tensor) -> bool:
+    """True if a tensor's dimensions lie in memory in their order, without a doubt."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return plain and tensor.is_contiguous() and 1 not in tensor.shape
 
 
 def memory_order(tensor: Tensor) -> list[int]:
