@@ -25,6 +25,8 @@ class _Meeting:
 class FakeRanks:
     """One thread among the others; it stands in for `data_parallel.ranks.Ranks`."""
 
+    means = None
+
     def __init__(self, rank: int, meeting: _Meeting) -> None:
         self.rank = rank
         self.world_size = len(meeting.left)

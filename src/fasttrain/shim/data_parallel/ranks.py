@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -164,7 +164,9 @@ class Board:
         self._fence = threading.Lock()
 
     @classmethod
-    def of_node(cls, store: Any, rank: int, world_size: int, width: int) -> Board | None:
+    def of_node(
+        cls, store: Any, rank: int, world_size: int, width: int, name: str = "board"
+    ) -> Board | None:
         """Return the table shared with the other ranks; every rank must call this.
 
         Args:
@@ -172,12 +174,13 @@ class Board:
             rank: Global rank of this worker.
             world_size: Number of ranks.
             width: Numbers per row.
+            name: Its name in the store.
 
         Returns:
             None if the ranks are on several nodes, or a rank couldn't map the memory.
         """
         size = world_size * 2 * _WORD * (1 + width)
-        memory = shared_memory(store, "board", rank, world_size, size)
+        memory = shared_memory(store, name, rank, world_size, size)
         return cls(memory, rank, world_size, width) if memory is not None else None
 
     def sum_numbers(self, values: Sequence[float], part: Tensor | None = None) -> list[float]:
@@ -254,6 +257,35 @@ class Board:
                 begin, to = _WORD * (other + 1), rank * size + first
                 taken[to : to + count].copy_(self._bytes[begin : begin + count])
 
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace tensors by their means over the ranks.
+
+        Args:
+            tensors: Contiguous, on the CPU; of the same sizes and dtypes on all ranks.
+
+        Raises:
+            RuntimeError: If these are of other sizes.
+        """
+        most = _WORD * (self.width - 1)
+        for tensor in tensors:
+            for part in torch.split(tensor.view(-1), most // tensor.element_size()):
+                self._average(part)
+
+    def _average(self, part: Tensor) -> None:
+        slot, at = self._begin()
+        begins, size = self._slots[slot], part.nbytes
+        rows = [self._bytes[_WORD * (begin + 2) :][:size].view(part.dtype) for begin in begins]
+        # Divided before they are added up, as by DDP: a sum may be too large for fp16.
+        torch.div(part, len(rows), out=rows[self._rank])
+        self._heads[at + 1] = size
+        self._show(at)
+        self._wait(self._number)
+        if any(self._heads[begin + 1] != size for begin in begins):
+            raise RuntimeError("the ranks average gradients of different sizes")
+        torch.add(rows[0], rows[1], out=part)
+        for row in rows[2:]:
+            part += row
+
     def _begin(self) -> tuple[int, int]:
         """Return which of this rank's two slots is free, and its offset."""
         self._number += 1
@@ -290,6 +322,7 @@ def _row(size: int) -> struct.Struct:
 MEET_TIMEOUT = timedelta(minutes=30)  # a rank may read its data before it imports torch
 NUMBERS = 128  # summed at once
 BOARD_BYTES = 1 << 24  # size of the memory that the ranks of a node share
+MEANS_BYTES = 1 << 23  # of that for gradients
 GATHERED = 1 << 26  # bytes per rank gathered through that memory; more goes by collectives
 _AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)  # unsupported by gloo
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13
@@ -348,6 +381,7 @@ class Ranks:
         spread: The relative variance of the values in the last `meet`.
         reports: What each rank was doing when a `meet` failed, by rank; with what it had begun.
         pending: A check that is still to be made.
+        means: Averages gradients on the CPU; None if the ranks share no memory for that.
     """
 
     def __init__(self, rank: int, world_size: int, store: Any, collectives: str) -> None:
@@ -364,6 +398,7 @@ class Ranks:
         self._collectives = collectives
         self._gathered = 0
         self._board: Board | None = None
+        self.means: Board | None = None
 
     @classmethod
     def at_store(cls, collectives: str, *, agent: bool) -> Ranks:
@@ -410,9 +445,14 @@ class Ranks:
             self.joining = False
             sys.excepthook = prints  # torch's begins each line of a traceback with the rank
         self.joined = True
-        width = max(NUMBERS, BOARD_BYTES // (16 * self.world_size) - 1)
-        self._board = Board.of_node(self.store, self.rank, self.world_size, width)
+        self._board = self._table("board", BOARD_BYTES)
+        if backend == "gloo":
+            self.means = self._table("means", MEANS_BYTES)
         self.boardless = self._board is None and on_one_node(self.world_size)
+
+    def _table(self, name: str, size: int) -> Board | None:
+        width = max(NUMBERS, size // (2 * _WORD * self.world_size) - 1)
+        return Board.of_node(self.store, self.rank, self.world_size, width, name)
 
     def leave(self) -> None:
         """Destroy the process group."""

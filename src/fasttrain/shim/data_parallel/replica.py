@@ -143,6 +143,7 @@ class Replica:
         self._several = False  # more calls than passes, so that a pass may come without a call
         self._left: set[Any] = set()  # the gradients that the last pass left, if there are several
         self._finished = False  # the last bucket of this pass was reported
+        self._filled: list[tuple[Tensor, Any]] = []  # buckets of this pass that wait for the last
         self._fresh = False  # no parameter had a gradient before this pass
         # This pass has left gradients; only known while watching, and not of one that is running.
         self._touched = torch._C._current_graph_task_id() != -1
@@ -164,6 +165,7 @@ class Replica:
         """Inspect gradients and hooks before a backward pass."""
         if self._running:  # the root trains in its own call; DDP waits for a pass after the call
             self.leave_ddp()
+        self._filled = []  # those of a pass that wasn't complete
         hooked = self.average_before_hooks()
         self._fresh = not self.watching and not hooked
         if self._fresh:
@@ -310,13 +312,33 @@ class Replica:
 
         ddp.__dict__["module"] = run
         self._buckets_report |= self.watching  # and stays so after a failure
-        if self._buckets_report:
+        if self._buckets_report or self._ranks.means is not None:
             ddp.register_comm_hook(weakref.ref(self), _sum_bucket)
         return ddp
 
     def note_bucket(self, *, last: bool) -> None:
         """Note that a bucket of gradients is being averaged."""
         self._finished = self._finished or last
+
+    def average_in_memory(self, bucket: Any) -> Any:
+        """Average a bucket along with the last one, in memory that the ranks share.
+
+        Nothing waits for other ranks before: a backward pass may communicate otherwise meanwhile.
+
+        Returns:
+            A future of the means; None if they can't be computed that way.
+        """
+        buffer, means = bucket.buffer(), self._ranks.means
+        if means is None or not self._ranks.is_here() or not _is_plain(buffer):
+            return None
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._filled.append((buffer, future))
+        if bucket.is_last():
+            filled, self._filled = self._filled, []
+            means.average([buffer for buffer, _ in filled])
+            for buffer, future in filled:
+                future.set_result(buffer)
+        return future
 
     def after_backward(self) -> None:
         """Average the gradients that a backward pass has left, unless DDP has done it."""
@@ -394,10 +416,16 @@ def _as_for_ddp(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         DistributedDataParallel._active_ddp_module = before
 
 
+def _is_plain(buffer: Tensor) -> bool:
+    return buffer.is_cpu and buffer.layout is torch.strided and buffer.is_contiguous()
+
+
 def _sum_bucket(ref: weakref.ref[Replica], bucket: Any) -> Any:
     """Average a bucket as DDP itself does, and report it to the replica."""
     if (replica := ref()) is not None:
         replica.note_bucket(last=bucket.is_last())
+        if (future := replica.average_in_memory(bucket)) is not None:
+            return future
     buffer = bucket.buffer().div_(dist.get_world_size())
     work = dist.all_reduce(buffer, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fasttrain.shim.data_parallel import ranks
 from fasttrain.shim.data_parallel.ranks import Board, Ranks
@@ -99,6 +100,37 @@ def test_tensors_are_added_up_and_gathered_in_between() -> None:
 
     for found in on_threads(3, act):
         assert found == ([4.5, 3.0], [0] * 11 + [1] * 11 + [2] * 11, [3.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_means_are_those_of_all_ranks(dtype: torch.dtype) -> None:
+    tables = boards(3)
+    given = [torch.linspace(rank, 9 - rank, 22).view(11, 2).to(dtype) for rank in range(3)]
+    largest = torch.full((2,), 3e38, dtype=dtype)  # whose sum would be infinite
+
+    def act(rank: int) -> tuple[Tensor, Tensor]:
+        table: Any = tables[rank]
+        first, second = given[rank].clone(), largest.clone()
+        table.average([first, second])  # the first one in several rows
+        return first, second
+
+    expected = sum([each / 3 for each in given[1:]], given[0] / 3)
+    found = on_threads(3, act)
+    for first, second in found:
+        torch.testing.assert_close(first, expected, rtol=0, atol=0)
+        torch.testing.assert_close(second, largest)
+
+
+def test_means_of_other_sizes_are_an_error_on_each_rank() -> None:
+    tables = boards(3)
+
+    def act(rank: int) -> str:
+        table: Any = tables[rank]
+        with pytest.raises(RuntimeError) as error:
+            table.average([torch.ones(3 + (rank == 2))])
+        return str(error.value)
+
+    assert len(set(on_threads(3, act))) == 1
 
 
 def test_tensors_come_along_with_numbers() -> None:

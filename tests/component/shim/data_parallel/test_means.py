@@ -1,0 +1,132 @@
+"""Gradients that torch's object averages in memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fasttrain.shim.data_parallel import ranks as ranks_module
+from fasttrain.shim.data_parallel.ranks import Ranks
+from fasttrain.shim.data_parallel.replica import Replica
+from support.forked_ranks import on_ranks
+
+PASSES = 6  # by then torch's object has taken over
+Backward = Callable[[Tensor], None]
+
+
+class Net(nn.Module):
+    """Of more than a megabyte, so that it has two buckets; the first layer is in the second one."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 600, dtype=dtype)
+        self.second = nn.Linear(600, 1200, dtype=dtype)
+        self.leaves_out = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = x.repeat(1, 100) if self.leaves_out else self.first(x)
+        out: Tensor = self.second(inner)
+        return out
+
+
+def one_pass(replica: Replica, module: nn.Module, x: Tensor, backward: Backward) -> str:
+    """Make a pass as the lever does, and return what tells its gradients from others."""
+    module.zero_grad()
+    loss = replica.call(module, (x,), {}).square().mean()
+    replica.begin_pass()
+    backward(loss)
+    replica.after_backward()
+    gradients = [p.grad.double() for p in module.parameters() if p.grad is not None]
+    data = b"".join(bytes(gradient.flatten().numpy()) for gradient in gradients)
+    return hashlib.sha256(data).hexdigest()
+
+
+def in_a_thread(loss: Tensor) -> None:
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+
+
+def trained(
+    ranks: Ranks,
+    *,
+    shares: bool,
+    dtype: torch.dtype = torch.float32,
+    left_out: int = -1,
+    last: Backward = Tensor.backward,
+) -> Any:
+    """Return what tells the gradients of each pass from others, and which used the memory.
+
+    Args:
+        ranks: All ranks.
+        shares: Whether they share memory.
+        dtype: That of the model.
+        left_out: A pass without the first layer.
+        last: Makes the last backward pass.
+    """
+    ranks.join()
+    table = ranks.means
+    if not shares:
+        ranks.means = None
+    module = Net(dtype)
+    replica = Replica(module, ranks)
+    found, used = [], []
+    for number in range(PASSES):
+        x = torch.linspace(-1, number + ranks.rank, 24, dtype=dtype).view(4, 6)
+        before = table._number if table else 0
+        module.leaves_out = number == left_out
+        backward = last if number == PASSES - 1 else Tensor.backward
+        found.append(one_pass(replica, module, x, backward))
+        used.append(bool(table) and table._number > before)
+    return found, used, len(replica._filled)
+
+
+def on_two_ranks(folder: Path, **options: Any) -> Any:
+    """Return the result of both ranks, after a check that it is the same."""
+    first, second = [end.good for end in on_ranks(folder, partial(trained, **options))]
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [1 << 23, 1 << 12])
+def test_they_are_those_of_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, size: int
+) -> None:
+    monkeypatch.setattr(ranks_module, "MEANS_BYTES", size)
+    found, used, waiting = on_two_ranks(tmp_path, shares=True, dtype=dtype)
+    assert used == [False] * 2 + [True] * 4
+    assert not waiting
+    assert found == on_two_ranks(tmp_path / "gloo", shares=False, dtype=dtype)[0]
+
+
+def test_a_pass_that_leaves_a_parameter_out_is_averaged_otherwise(tmp_path: Path) -> None:
+    found, used, waiting = on_two_ranks(tmp_path, shares=True, left_out=4)
+    assert used == [False, False, True, True, False, False]
+    assert not waiting, "a bucket of the incomplete pass is still held"
+    assert found == on_two_ranks(tmp_path / "gloo", shares=False, left_out=4)[0]
+
+
+def test_a_pass_in_a_thread_takes_another_way(tmp_path: Path) -> None:
+    """Threads of the script run in another order on each rank."""
+    found, used, _ = on_two_ranks(tmp_path, shares=True, last=in_a_thread)
+    assert used == [False, False, True, True, True, False]
+    assert found == on_two_ranks(tmp_path / "gloo", shares=False)[0]
+
+
+def test_ranks_on_two_nodes_share_none(tmp_path: Path) -> None:
+    def shared(ranks: Ranks) -> bool:
+        ranks.join()
+        return ranks.means is not None
+
+    assert [end.good for end in on_ranks(tmp_path, shared, nodes=2)] == [False, False]
+    assert [end.good for end in on_ranks(tmp_path, shared)] == [True, True]
