@@ -96,6 +96,17 @@ def test_single_rows_lie_in_memory_as_the_whole_call_has_shown() -> None:
         assert found.stride() == x.stride()
 
 
+def test_a_known_order_counts_whatever_that_of_the_part() -> None:
+    x = torch.arange(12.0).view(6, 2)
+
+    def act(rank: Any) -> Tensor:
+        return Rows(rank, 2).gather(x[3 * rank.rank : 3 * rank.rank + 3], 0, (1, 0))
+
+    for found in on_ranks(2, act):
+        assert torch.equal(found, x)
+        assert found.stride() == (1, 6)
+
+
 def test_images_of_one_channel_stay_channels_last() -> None:
     """By which a convolution decides its own order, though they are contiguous either way."""
     x = torch.arange(36.0).view(4, 1, 3, 3).to(memory_format=torch.channels_last)
