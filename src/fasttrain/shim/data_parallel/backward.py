@@ -6,7 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from fasttrain.shim.hooks import patching
 from fasttrain.shim.hooks.gradients import ends_of, inputs_of, named_as
 from fasttrain.shim.hooks.loop import TrainingState
 from fasttrain.shim.hooks.seams import Hooking
+from fasttrain.shim.process.held_signals import held_signals
 
 # Detects gradients w.r.t. a tensor that a model returns along with a result of it, such as a
 # loss.
@@ -106,7 +107,10 @@ class BackwardPasses:
         ends = ends_of(tensors)
         losses = [end for end in ends if isinstance(end, Tensor)]
         replicas = self._living()
-        with self._ranks.waits():
+        # A pass is one call of C++, and a signal's handler comes behind it. One that raised inside
+        # of a hook in Python would leave torch's reducer in the middle of the pass.
+        held = nullcontext() if self._ranks.means is None else held_signals()
+        with held, self._ranks.waits():
             if not self._display:
                 on_host = [t for t in losses if t.numel() == 1 and t.is_cpu and not t.is_complex()]
                 self._same_line.check("call backward", [t.detach() for t in on_host])

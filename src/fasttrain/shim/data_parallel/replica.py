@@ -335,7 +335,8 @@ class Replica:
         self._filled.append((buffer, future))
         if bucket.is_last():
             filled, self._filled = self._filled, []
-            means.average([buffer for buffer, _ in filled])
+            with self._ranks.waits():
+                means.average([buffer for buffer, _ in filled])
             for buffer, future in filled:
                 future.set_result(buffer)
         return future

@@ -19,7 +19,7 @@ from fasttrain.shim.hooks.roots import RootCalls
 # One of two ranks, of which the other one has zeros.
 RANKS: Any = SimpleNamespace(
     waits=nullcontext, sum=lambda tensor: tensor, broadcast=lambda _: None,
-    gather=lambda own: [own], world_size=2,
+    gather=lambda own: [own], world_size=2, means=None,
 )  # fmt: skip
 
 
@@ -38,7 +38,11 @@ def passes_of(ranks: Any, batch: str = "split", training: TrainingState | None =
 @pytest.mark.parametrize("batch", ["split", "per-rank"])
 def test_a_pass_starts_from_an_edge_of_the_graph(batch: str) -> None:
     ranks = SimpleNamespace(
-        waits=nullcontext, broadcast=lambda _: None, gather=lambda own: [own], world_size=1
+        means=None,
+        waits=nullcontext,
+        broadcast=lambda _: None,
+        gather=lambda own: [own],
+        world_size=1,
     )
     passes = passes_of(ranks, batch)
     weight = torch.ones(2, requires_grad=True)

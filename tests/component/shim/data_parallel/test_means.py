@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fasttrain.shim.data_parallel import ranks as ranks_module
+from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replica import Replica
+from fasttrain.shim.hooks.loop import TrainingState
+from fasttrain.shim.hooks.roots import RootCalls
 from support.forked_ranks import on_ranks
 
 PASSES = 6  # by then torch's object has taken over
@@ -121,6 +127,50 @@ def test_a_pass_in_a_thread_takes_another_way(tmp_path: Path) -> None:
     found, used, _ = on_two_ranks(tmp_path, shares=True, last=in_a_thread)
     assert used == [False, False, True, True, True, False]
     assert found == on_two_ranks(tmp_path / "gloo", shares=False)[0]
+
+
+class HandlerError(Exception):
+    """Raised by a signal's handler, as by one of a time limit."""
+
+
+def ring(*_: object) -> None:
+    raise HandlerError
+
+
+def interrupted(ranks: Ranks) -> Any:
+    """Return what tells the gradients of each pass from others, and at which a handler raised."""
+    ranks.join()
+    module = Net(torch.float32)
+    replica = Replica(module, ranks)
+    context: Any = SimpleNamespace(
+        ranks=ranks, training=TrainingState(RootCalls()), strategy=SimpleNamespace(batch="per-rank")
+    )
+    passes = BackwardPasses(context)
+    passes.add(replica)
+    signal.signal(signal.SIGALRM, ring)
+    found, raised = [], []
+    for number in range(PASSES):
+        module.zero_grad()
+        x = torch.linspace(-1, number + ranks.rank, 24).view(4, 6)
+        loss = replica.call(module, (x,), {}).square().mean()
+        loss.register_hook(lambda _: time.sleep(0.4 * ranks.rank))  # waits in the pass
+        if number == 4 and not ranks.rank:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            passes.run(torch.autograd.backward, loss)
+        except HandlerError:
+            raised.append(number)
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.append([float(gradient.double().norm()) for gradient in gradients])
+    return found, raised
+
+
+def test_a_handler_that_raises_meanwhile_comes_behind_the_pass(tmp_path: Path) -> None:
+    """As in one process, after which a script may go on."""
+    first, second = [end.good for end in on_ranks(tmp_path, interrupted, wait_s=30.0)]
+    assert (first[1], second[1]) == ([4], [])
+    assert first[0] == second[0]
+    assert all(len(each) == 4 for each in first[0])
 
 
 def test_ranks_on_two_nodes_share_none(tmp_path: Path) -> None:
