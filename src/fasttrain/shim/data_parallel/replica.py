@@ -329,16 +329,18 @@ class Replica:
             A future of the means; None if they can't be computed that way.
         """
         buffer, means = bucket.buffer(), self._ranks.means
-        if means is None or not self._ranks.is_here() or not _is_plain(buffer):
+        if means is None or not self._ranks.is_here():
             return None
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._filled.append((buffer, future))
-        if bucket.is_last():
+        future: torch.futures.Future[Tensor] | None = None
+        if _is_plain(buffer):
+            future = torch.futures.Future()
+            self._filled.append((buffer, future))
+        if bucket.is_last():  # the others wait for it, also if it is a sparse one
             filled, self._filled = self._filled, []
             with self._ranks.waits():
                 means.average([buffer for buffer, _ in filled])
-            for buffer, future in filled:
-                future.set_result(buffer)
+            for buffer, filled_in in filled:
+                filled_in.set_result(buffer)
         return future
 
     def after_backward(self) -> None:

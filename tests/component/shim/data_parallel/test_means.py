@@ -51,7 +51,7 @@ def one_pass(replica: Replica, module: nn.Module, x: Tensor, backward: Backward)
     replica.begin_pass()
     backward(loss)
     replica.after_backward()
-    gradients = [p.grad.double() for p in module.parameters() if p.grad is not None]
+    gradients = [p.grad.to_dense().double() for p in module.parameters() if p.grad is not None]
     data = b"".join(bytes(gradient.flatten().numpy()) for gradient in gradients)
     return hashlib.sha256(data).hexdigest()
 
@@ -120,6 +120,51 @@ def test_a_pass_that_leaves_a_parameter_out_is_averaged_otherwise(tmp_path: Path
     assert used == [False, False, True, True, False, False]
     assert not waiting, "a bucket of the incomplete pass is still held"
     assert found == on_two_ranks(tmp_path / "gloo", shares=False, left_out=4)[0]
+
+
+class Words(nn.Module):
+    """With a sparse bucket, the first one to be full or the last one."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        names = ["table", "head"] if last else ["head", "table"]
+        for name in names:  # buckets are in the opposite order
+            part = nn.Linear(3, 2) if name == "head" else nn.Embedding(9, 3, sparse=True)
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.table(x.long() % 9).sum(1))
+        return out
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_sparse_gradients_go_by_gloo_beside_them(tmp_path: Path, last: bool) -> None:
+    def act(ranks: Ranks) -> Any:
+        ranks.join()
+        table = ranks.means
+        assert table is not None
+        module = Words(last=last)
+        replica, found = Replica(module, ranks), []
+        for number in range(PASSES):
+            x = torch.arange(6).view(2, 3) + number + 2 * ranks.rank
+            before = table._number
+            one_pass(replica, module, x, Tensor.backward)
+            gradients = [module.head.weight.grad, module.table.weight.grad.to_dense()]  # type: ignore[union-attr,operator]
+            found.append(([g.tolist() for g in gradients], table._number > before))
+        return found
+
+    first, second = [end.good for end in on_ranks(tmp_path, act, wait_s=30.0)]
+    assert first == second
+    assert [used for _, used in first] == [False] * 2 + [True] * 4
+    modules = [Words(last=last), Words(last=last)]
+    for number, (gradients, _) in enumerate(first):
+        for rank, module in enumerate(modules):
+            module.zero_grad()
+            module(torch.arange(6).view(2, 3) + number + 2 * rank).square().mean().backward()
+        for got, name in zip(gradients, ("head", "table"), strict=True):
+            each: Any = [getattr(module, name).weight.grad for module in modules]
+            torch.testing.assert_close(torch.tensor(got), (each[0] + each[1]).to_dense() / 2)
 
 
 def test_a_pass_in_a_thread_takes_another_way(tmp_path: Path) -> None:
