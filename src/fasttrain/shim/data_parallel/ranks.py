@@ -134,7 +134,7 @@ _offer: Callable[[], object] = getattr(os, "sched_yield", functools.partial(time
 
 
 class Board:
-    """Sums numbers and tensors over the ranks of a node, and gathers tensors.
+    """Sums numbers and tensors over the ranks of a node, averages tensors, and gathers them.
 
     A gloo collective costs a rank some hundred microseconds even for two numbers, because it wakes
     threads in addition to those that compute. Here each rank writes into its own slot, and reads
