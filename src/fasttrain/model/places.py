@@ -32,6 +32,7 @@ SPAWN_MODULE = "fasttrain.shim.multiprocessing_hooks"  # in the command line of 
 WORKER_FOLDER = "fasttrain/shim/"
 RANKS_WAIT_IN = (
     "fasttrain/shim/data_parallel/ranks.py",
+    "fasttrain/shim/data_parallel/node_memory.py",
     "fasttrain/shim/data_parallel/answers/answers.py",
 )
 REPLAYED_FILES = "fasttrain/shim/snapshots/replayed_files.py"

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fasttrain.shim.data_parallel import ranks
-from fasttrain.shim.data_parallel.ranks import Board, Ranks
+from fasttrain.shim.data_parallel import node_memory
+from fasttrain.shim.data_parallel.node_memory import Board
+from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import entry
 from support.forked_ranks import on_ranks
 
@@ -61,12 +62,12 @@ def boards(world_size: int) -> list[Board | None]:
 def one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Have three ranks on this node, and new files where they can be counted."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    made = ranks.tempfile.mkstemp
+    made = node_memory.tempfile.mkstemp
 
     def make_here(**options: Any) -> Any:
         return made(**{**options, "dir": tmp_path})
 
-    monkeypatch.setattr(ranks.tempfile, "mkstemp", make_here)
+    monkeypatch.setattr(node_memory.tempfile, "mkstemp", make_here)
     return tmp_path
 
 
@@ -201,13 +202,13 @@ def test_nothing_is_left_in_the_file_system(one_node: Path) -> None:
 def test_one_rank_that_cannot_open_it_leaves_all_without(
     monkeypatch: pytest.MonkeyPatch, one_node: Path
 ) -> None:
-    mapped, calls = ranks._mapped, []
+    mapped, calls = node_memory._mapped, []
 
     def fails_once(path: str, size: int) -> mmap.mmap | None:
         calls.append(path)
         return None if len(calls) == 2 else mapped(path, size)
 
-    monkeypatch.setattr(ranks, "_mapped", fails_once)
+    monkeypatch.setattr(node_memory, "_mapped", fails_once)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 
@@ -216,7 +217,7 @@ def test_a_full_disk_leaves_all_without(monkeypatch: pytest.MonkeyPatch, one_nod
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ranks.os, "write", full)
+    monkeypatch.setattr(node_memory.os, "write", full)
     assert boards(3) == [None, None, None]
     assert list(one_node.iterdir()) == []
 

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from fasttrain.shim.data_parallel.answers.channels import Ring, StoredAnswers
 from fasttrain.shim.data_parallel.answers.places import Places, users_place
+from fasttrain.shim.data_parallel.node_memory import rest, shared_memory
 from fasttrain.shim.data_parallel.rank_consistency import ranks_parted
-from fasttrain.shim.data_parallel.ranks import Ranks, rest, shared_memory
+from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.process import refusal
 from fasttrain.shim.process.refusal import refuse
 
