@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -53,15 +52,16 @@ class Decisions:
     """
 
     def __init__(self, module: Module) -> None:
-        parts = list(Module.modules(module))[: MOST_VALUES // 2]
-        self._parts = [weakref.ref(part) for part in parts]  # whose mode counts
-        self._places = list(islice(_places(module), MOST_VALUES - len(parts)))
+        self._places: list[Place] = []
+        for place in _places(module):
+            if len(self._places) == MOST_VALUES:
+                break
+            self._places.append(place)
         self.limits = Limits.of(module, self.values())
 
     def values(self) -> tuple[Any, ...]:
         """Return the present values, each at the same place in each call."""
-        modes = [getattr(ref(), "training", None) for ref in self._parts]
-        return (*modes, *[
+        return tuple([
             _category(slot[name] if name in (slot := find()) else getattr(kind, name, None))
             for find, name, kind in self._places
         ])  # fmt: skip
@@ -237,11 +237,14 @@ def _names_in(code: CodeType, *, texts: bool = False) -> set[str]:
 
 
 def _places(module: Module) -> Iterator[Place]:
+    parts = list(Module.modules(module))
+    for part in parts[: MOST_VALUES // 2]:
+        yield (partial(_attributes, weakref.ref(part)), "training", None)
     for function in _functions(module):
         names = [name for name in function.__code__.co_names if name in function.__globals__]
         used = _names_in(function.__code__, texts=True)
         yield from _of_slot(partial(_itself, function.__globals__), names, None, used)
-    for part in Module.modules(module):
+    for part in parts:
         used = set(_names(type(part), texts=True))
         find = partial(_attributes, weakref.ref(part))
         yield from _of_slot(find, _names(type(part)), type(part), used)
