@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import signal
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -107,9 +108,9 @@ class BackwardPasses:
         ends = ends_of(tensors)
         losses = [end for end in ends if isinstance(end, Tensor)]
         replicas = self._living()
-        # A pass is one call of C++, and a signal's handler comes behind it. One that raised inside
-        # of a hook in Python would leave torch's reducer in the middle of the pass.
-        held = nullcontext() if self._ranks.means is None else held_signals()
+        # A pass is one call of C++, and a signal's handler comes behind it, also that of Ctrl-C.
+        # One that raised inside of a hook in Python would leave torch's reducer in the middle.
+        held = nullcontext() if self._ranks.means is None else held_signals(signal.SIGINT)
         with held, self._ranks.waits():
             if not self._display:
                 on_host = [t for t in losses if t.numel() == 1 and t.is_cpu and not t.is_complex()]

@@ -17,14 +17,14 @@ _HELD = tuple(int(number) for number in signal.valid_signals() - set(_ENDING))
 
 
 @contextmanager
-def held_signals(*, termination: bool = False) -> Iterator[None]:
+def held_signals(*also: int) -> Iterator[None]:
     """Delay signal handlers until after the block, since a handler's exception isn't the block's.
 
     torch raises from a handler if a DataLoader worker has died, and so do timeouts. A trial of a
     call would take such an exception for the call's own, on one rank only.
 
     Args:
-        termination: Whether SIGTERM is delayed, too, which otherwise ends the run.
+        also: Which are delayed, too, of SIGINT and SIGTERM, which otherwise end the run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers only run in the main thread
@@ -32,7 +32,7 @@ def held_signals(*, termination: bool = False) -> Iterator[None]:
     came: list[int] = []
     handlers: dict[int, Callable[..., Any]] = {}
     try:
-        for signum in (*_HELD, *((signal.SIGTERM,) if termination else ())):
+        for signum in (*_HELD, *also):
             handler = _BENEATH.getsignal(signum)
             if callable(handler):
                 handlers[signum] = handler

@@ -182,7 +182,7 @@ def ring(*_: object) -> None:
     raise HandlerError
 
 
-def interrupted(ranks: Ranks) -> Any:
+def interrupted(ranks: Ranks, error: type[BaseException], number_of_signal: int) -> Any:
     """Return what tells the gradients of each pass from others, and at which a handler raised."""
     ranks.join()
     module = Net(torch.float32)
@@ -193,6 +193,7 @@ def interrupted(ranks: Ranks) -> Any:
     passes = BackwardPasses(context)
     passes.add(replica)
     signal.signal(signal.SIGALRM, ring)
+    late = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), number_of_signal))
     found, raised = [], []
     for number in range(PASSES):
         module.zero_grad()
@@ -200,19 +201,25 @@ def interrupted(ranks: Ranks) -> Any:
         loss = replica.call(module, (x,), {}).square().mean()
         loss.register_hook(lambda _: time.sleep(0.4 * ranks.rank))  # waits in the pass
         if number == 4 and not ranks.rank:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            late.start()
         try:
             passes.run(torch.autograd.backward, loss)
-        except HandlerError:
+        except error:
             raised.append(number)
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
         found.append([float(gradient.double().norm()) for gradient in gradients])
     return found, raised
 
 
-def test_a_handler_that_raises_meanwhile_comes_behind_the_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "number"), [(HandlerError, signal.SIGALRM), (KeyboardInterrupt, signal.SIGINT)]
+)
+def test_a_handler_that_raises_meanwhile_comes_behind_the_pass(
+    tmp_path: Path, error: type[BaseException], number: int
+) -> None:
     """As in one process, after which a script may go on."""
-    first, second = [end.good for end in on_ranks(tmp_path, interrupted, wait_s=30.0)]
+    act = partial(interrupted, error=error, number_of_signal=number)
+    first, second = [end.good for end in on_ranks(tmp_path, act, wait_s=30.0)]
     assert (first[1], second[1]) == ([4], [])
     assert first[0] == second[0]
     assert all(len(each) == 4 for each in first[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -217,7 +218,7 @@ class CompileLever:
         return f"{graphs} graphs were compiled before it" if graphs >= MOST_GRAPHS else ""
 
     def _compile_root(self, root: Root, module: Module) -> None:
-        with held_signals(termination=True):  # an error of a handler of the script's is not ours
+        with held_signals(signal.SIGTERM):  # an error of a handler of the script's is not ours
             self._try_to_compile(root, module)
 
     def _try_to_compile(self, root: Root, module: Module) -> None:
