@@ -80,7 +80,7 @@ class Ranks:
         store: Key-value store that all ranks of this attempt share.
         joined: True if this object created the process group.
         joining: True while this object creates it.
-        boardless: True if the ranks are on one node but could not share memory.
+        boardless: True if the ranks are on one node but could not share all memory that they want.
         waiting_since_s: `time.monotonic` when this rank began to wait for others; 0 if it doesn't
             wait.
         spread: The relative variance of the values in the last `meet`.
@@ -151,9 +151,11 @@ class Ranks:
             sys.excepthook = prints  # torch's begins each line of a traceback with the rank
         self.joined = True
         self._board = self._table("board", BOARD_BYTES)
+        tables = [self._board]
         if backend == "gloo":
             self.means = self._table("means", MEANS_BYTES)
-        self.boardless = self._board is None and on_one_node(self.world_size)
+            tables.append(self.means)
+        self.boardless = None in tables and on_one_node(self.world_size)
 
     def _table(self, name: str, size: int) -> Board | None:
         width = max(NUMBERS, size // (2 * WORD * self.world_size) - 1)

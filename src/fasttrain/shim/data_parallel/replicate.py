@@ -46,6 +46,11 @@ from fasttrain.shim.process import entry
 from fasttrain.shim.process.callsite import call_site, own_prefixes
 from fasttrain.shim.process.refusal import refuse
 
+_BY_GLOO = (
+    "the ranks of this node can't share enough memory, such as where /dev/shm is full: what they"
+    " exchange goes by gloo instead, which is slower"
+)
+
 
 class Replicate:
     """Splits the calls of roots and averages gradients over the ranks.
@@ -157,7 +162,7 @@ class Replicate:
             if any(p.is_meta for p in parameters_of(module)):
                 self.recorder.pass_over(root.name, "it is on the meta device: a dry run")
             return
-        self._ranks.join()
+        self._join()
         self._same_line.check(f"call {root.name} for the first time")
         shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in module.named_parameters()]
         self._consistency.compare_models(root.name, root.where, shapes)
@@ -166,6 +171,11 @@ class Replicate:
             self._ranks.broadcast([*parameters_of(module), *module.buffers()])
         if held:
             self._begin_replica(root, module)
+
+    def _join(self) -> None:
+        self._ranks.join()
+        if self._ranks.boardless:
+            self.recorder.note(_BY_GLOO)
 
     def _is_held(self, module: nn.Module) -> bool:
         """True if a module stays on the host on any rank, where it is then put on all."""

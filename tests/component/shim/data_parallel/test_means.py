@@ -16,11 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fasttrain.shim.data_parallel import node_memory
 from fasttrain.shim.data_parallel import ranks as ranks_module
 from fasttrain.shim.data_parallel.backward import BackwardPasses
 from fasttrain.shim.data_parallel.ranks import Ranks
 from fasttrain.shim.data_parallel.replica import Replica
+from fasttrain.shim.data_parallel.replicate import Replicate
 from fasttrain.shim.hooks.loop import TrainingState
+from fasttrain.shim.hooks.outcome_recorder import OutcomeRecorder
 from fasttrain.shim.hooks.roots import RootCalls
 from support.forked_ranks import on_ranks
 
@@ -223,6 +226,29 @@ def test_a_handler_that_raises_meanwhile_comes_behind_the_pass(
     assert (first[1], second[1]) == ([4], [])
     assert first[0] == second[0]
     assert all(len(each) == 4 for each in first[0])
+
+
+def test_ranks_that_cannot_share_it_go_by_gloo_and_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(ranks: Ranks) -> Any:
+        made = node_memory._new_file
+        few = node_memory.WORD * 2 * 2 * (1 << 10)
+        monkeypatch.setattr(ranks_module, "BOARD_BYTES", few)
+
+        def new_file(size: int) -> str:
+            return made(size) if size <= few else ""  # there is room for the smaller table alone
+
+        monkeypatch.setattr(node_memory, "_new_file", new_file)
+        lever: Any = Replicate.__new__(Replicate)
+        lever._ranks, lever.recorder = ranks, OutcomeRecorder("strategy", "ddp", explicit=True)
+        lever._join()
+        return ranks.means is None, list(lever.recorder.outcome().notes)
+
+    for end in on_ranks(tmp_path, act):
+        alone, notes = end.good
+        assert alone
+        assert [note for note in notes if "gloo" in note]
 
 
 def test_ranks_on_two_nodes_share_none(tmp_path: Path) -> None:
