@@ -13,10 +13,10 @@ the first steps must agree, or there is no result.
 
 Launches of one and the same source differ by a few per cent of a small step, which no number of
 turns averages out: by where its memory lies, and on which core the scheduler leaves its threads.
-So memory is in huge pages and threads keep their core (of 8 launches of the mlp against itself the
-standard deviation was 5.3 % without both, 2.5 % without huge pages, and 1.7 % with both). A
-difference of a per cent still takes some 30 launches, each with few turns. Medians and intervals
-are then of the launches' medians.
+So memory is in huge pages and threads keep their core: of 8 launches of the mlp against itself the
+standard deviation was 5.3 % without both, 2.5 % without huge pages, and 1.7 % with both, but 3.3 %
+of 30 launches against another tree. While gradients go by gloo, a difference of a per cent still
+takes many launches, each with few turns. Medians and intervals are of the launches' medians.
 
 The last tasks compare two ranks under fasttrain with one plain process of the same loop: the gain
 for a user.
